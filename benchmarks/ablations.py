@@ -7,7 +7,7 @@ batch by auxiliary network (Figures 4 to 6).
 
 from __future__ import annotations
 
-from benchmarks.common import DEFAULTS, Cell, Options, Settings, alternate, program, smallest_named, to_flags, train
+from benchmarks.common import DEFAULTS, Cell, Options, Settings, alternate, program, smallest_named
 from benchmarks.store import ResultFile, finish, markdown, mb, middle, number, succeeded
 
 FIXED: Settings = {"adaptive_batch": False, "residency": "all"}
@@ -60,14 +60,8 @@ def main(
     cells = [(budget, variant) for budget in budgets for variant in variants]
     for index, (budget, variant) in alternate(cells, len(seeds)):
         settings = {**shared, "seed": seeds[index], "memory": f"{budget}MB", **VARIANTS[variant]}
-        measure(variant, settings, results)
+        results.train(settings, variant=variant)
     finish(results, render)
-
-
-def measure(variant: str, settings: Settings, results: ResultFile) -> None:
-    """Train one variant."""
-    label = " ".join(["snugfit", "train", *to_flags(settings)])
-    results.once(label, lambda: train(settings, results.options), variant=variant, settings=settings)
 
 
 def render(cells: list[Cell]) -> str:

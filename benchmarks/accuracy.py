@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import snugfit
-from benchmarks.common import DEFAULTS, Cell, Options, Settings, program, run_folder, to_flags, train
+from benchmarks.common import DEFAULTS, Cell, Options, Settings, program, run_folder, to_flags
 from benchmarks.store import ResultFile, accuracy, finish, markdown, middle, note, number, percent, succeeded
 from snugfit._upstream import to_channels_last
 
@@ -62,14 +62,9 @@ def main(
             "backprop": {**shared, "strategy": "backprop"},
         }
         for strategy, settings in pair.items():
-            _train(strategy, settings, results)
+            results.train(settings, keep=True, arm=strategy)
         _compare(pair, results, rounds)
     finish(results, render)
-
-
-def _train(strategy: str, settings: Settings, results: ResultFile) -> None:
-    label = " ".join(["snugfit", "train", *to_flags(settings)])
-    results.once(label, lambda: train(settings, results.options, keep=True), arm=strategy, settings=settings)
 
 
 def _compare(pair: dict[str, Settings], results: ResultFile, rounds: int) -> None:

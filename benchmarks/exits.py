@@ -167,7 +167,7 @@ def render(cells: list[Cell]) -> str:
         f"{settings['epochs']} epochs, {settings['max_val']} validation and as many test images; a standard error is "
         f"about {error:.1f} points"
     )
-    tables = [_exit_table(runs) for runs in _distinct(done)]
+    tables = [_exit_table(name, runs) for name, runs in _distinct(done).items()]
     return "\n\n".join([title, *tables, markdown(_CHOICE, _choice_rows(done))])
 
 
@@ -175,20 +175,25 @@ def _key(cell: Cell) -> tuple[str, int]:
     return cell["settings"]["local_loss"], list(ARMS).index(cell["arm"])
 
 
-def _distinct(cells: list[Cell]) -> list[list[Cell]]:
-    """Runs of every arm; those whose exits are as accurate as another arm's come with them."""
-    found: list[list[Cell]] = []
+def _distinct(cells: list[Cell]) -> dict[str, list[Cell]]:
+    """Runs by the name of their arm; an arm whose exits are as accurate as a former one's adds its name to that."""
+    found: dict[str, list[Cell]] = {}
     for _, group in groupby(cells, _key):
         runs = list(group)
-        same = next((each for each in found if [c["again"] for c in each] == [c["again"] for c in runs]), None)
+        name = f"{runs[0]['settings']['local_loss']}, {runs[0]['arm']}"
+        same = next((key for key, each in found.items() if _accuracies(each) == _accuracies(runs)), None)
         if same is None:
-            found.append(runs)
+            found[name] = runs
         else:
-            same.extend(runs)
+            found[f"{same} or {runs[0]['arm']}"] = found.pop(same)
     return found
 
 
-def _exit_table(runs: list[Cell]) -> str:
+def _accuracies(runs: list[Cell]) -> list[dict[str, list[float]]]:
+    return [cell["again"] for cell in runs]
+
+
+def _exit_table(name: str, runs: list[Cell]) -> str:
     """Means over seeds; runs that stopped earlier than others count where they have an exit."""
     longest = max(runs, key=lambda cell: len(cell["record"]["exits"]))["record"]["exits"]
     rows = []
@@ -197,11 +202,9 @@ def _exit_table(runs: list[Cell]) -> str:
         run = _mean(cell["record"]["exits"][index]["val_accuracy"] for cell in there)
         again = (percent(_mean(cell["again"][name][index] for cell in there)) for name in ("test", "test_all"))
         rows.append([each["unit"], percent(run), *again])
-    arms = dict.fromkeys(cell["arm"] for cell in runs)
-    seeds = dict.fromkeys(str(cell["settings"]["seed"]) for cell in runs)
+    seeds = ", ".join(str(cell["settings"]["seed"]) for cell in runs)
     header = ("exit", "validation", "test", "test, statistics of all training images")
-    title = f"{runs[0]['settings']['local_loss']}, {' or '.join(arms)} (seeds {', '.join(seeds)}; means)"
-    return f"{title}:\n\n{markdown(header, rows)}\n\n{_compared(runs)}"
+    return f"{name} (seeds {seeds}; means):\n\n{markdown(header, rows)}\n\n{_compared(runs)}"
 
 
 def _compared(runs: list[Cell]) -> str:

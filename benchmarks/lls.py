@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.common import DEFAULTS, Cell, Options, Settings, program, to_flags, train
+from benchmarks.common import DEFAULTS, Cell, Options, Settings, program
 from benchmarks.store import ResultFile, accuracy, finish, markdown, middle, number, percent, succeeded
 
 TableName = Literal["choices", "table1", "table2", "table3"]
@@ -148,8 +148,7 @@ def main(
     for seed in seeds:
         for row in rows:
             settings = settings_of(row, options, epochs=epochs or row.epochs, max_train=max_train, seed=seed)
-            label = " ".join(["snugfit", "train", *to_flags(settings)])
-            results.once(label, lambda s=settings: train(s, options), arm=table, method=row.method, settings=settings)  # type: ignore[misc]
+            results.train(settings, arm=table, method=row.method)
     finish(results, render)
 
 

@@ -6,7 +6,7 @@ as often as there are epochs. ``snugfit plan`` as a whole (start of Python, data
 
 from __future__ import annotations
 
-from benchmarks.common import DEFAULTS, Cell, Options, Settings, program, run, to_flags, train
+from benchmarks.common import DEFAULTS, Cell, Options, Settings, program, run, to_flags
 from benchmarks.store import ResultFile, finish, markdown, number, percent, succeeded
 
 EPOCHS = 20
@@ -50,8 +50,7 @@ def main(
 
 def measure(settings: Settings, results: ResultFile) -> None:
     """Plan, then train."""
-    flags = to_flags(settings)
-    plan = ["snugfit", "plan", *flags]
+    plan = ["snugfit", "plan", *to_flags(settings)]
 
     def planned() -> Cell:
         cell = run([*plan, "--json", "--quiet"], results.options)
@@ -59,8 +58,7 @@ def measure(settings: Settings, results: ResultFile) -> None:
         return cell
 
     results.once(" ".join(plan), planned, arm="plan", settings=settings)
-    label = " ".join(["snugfit", "train", *flags])
-    results.once(label, lambda: train(settings, results.options), arm="train", settings=settings)
+    results.train(settings, arm="train")
 
 
 def whole_run_seconds(cell: Cell, epochs: int = EPOCHS) -> float:

@@ -95,9 +95,7 @@ def measure(arm: str, settings: Settings, results: ResultFile, repeat: int) -> C
         command = ["benchmarks.peer", *to_flags(settings)]
         label = " ".join(["python", "-m", *command])
         return results.once(label, lambda: _peer(command, results.options), repeat, arm=arm, settings=settings)
-    settings = {**settings, **ARMS[arm]}
-    label = " ".join(["snugfit", "train", *to_flags(settings)])
-    return results.once(label, lambda: train(settings, results.options), repeat, arm=arm, settings=settings)
+    return results.train({**settings, **ARMS[arm]}, repeat, arm=arm)
 
 
 def _peer(command: list[str], options: Options) -> Cell:

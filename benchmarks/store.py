@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.common import INFEASIBLE, ROOT, Cell, Options
+from benchmarks.common import INFEASIBLE, ROOT, Cell, Options, Settings, to_flags, train
 from benchmarks.machine import commit, describe_machine, slug
 from snugfit._storage.files import write_json_atomic
 
@@ -65,6 +65,11 @@ class ResultFile:
             return found
         note(f"{time.strftime('%H:%M:%S')} {command}")
         return self.put(command, {**labels, **work()}, repeat)
+
+    def train(self, settings: Settings, repeat: int = 0, *, keep: bool = False, **labels: Any) -> Cell:
+        """The stored cell of ``snugfit train`` with these flags, or that of a new run, whose folder may be kept."""
+        command = " ".join(["snugfit", "train", *to_flags(settings)])
+        return self.once(command, lambda: train(settings, self.options, keep), repeat, **labels, settings=settings)
 
     def put(self, command: str, found: Cell, repeat: int = 0) -> Cell:
         """Store what a command found, in place of what is stored of it; the commit is the present one by default."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks import (
     ablations,
     accuracy,
+    boards,
     budget_truth,
     budgets,
     clusterfaults,
@@ -22,7 +23,9 @@ from benchmarks import (
     memory,
     mutants,
     newcomer,
+    optimizer_state,
     overhead,
+    paging,
     peers_tables,
     planner_tables,
     resumes,
@@ -47,6 +50,8 @@ RENDER: dict[str, Callable[[list[Cell]], str]] = {
     "overhead": overhead.render,
     "lls": lls.render,
     "memory": memory.render,
+    "optimizer_state": optimizer_state.render,
+    "paging": paging.render,
     "elastic": elastic_tables.render,
     "sidenet": sidenet_tables.render,
     "tiled": tiled_tables.render,
@@ -55,6 +60,7 @@ RENDER: dict[str, Callable[[list[Cell]], str]] = {
     "planner": planner_tables.render,
     "peers": peers_tables.render,
     "newcomer": newcomer.render,
+    "boards": boards.render,
 }
 RELIABILITY: dict[str, Callable[[list[Cell]], str]] = {
     "soak": soak.render,

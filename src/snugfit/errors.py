@@ -101,18 +101,22 @@ class InfeasibleBudgetError(SnugfitError):
     """No candidate fits the budget.
 
     Attributes:
+        message: the first sentence.
         closest: the candidate that comes closest, as text; "none" if no budget would be enough.
         lacking_bytes: bytes that this candidate lacks; 0 if no budget would be enough.
-        smallest_bytes: the smallest memory budget that works.
+        smallest_bytes: the smallest memory budget that works, by the flag that bounds the memory.
     """
 
     exit_code = 3
 
-    def __init__(self, message: str, *, closest: str, lacking_bytes: int, smallest_bytes: int) -> None:
+    def __init__(
+        self, message: str, *, closest: str, lacking_bytes: int, smallest_bytes: int, what: str = "budget"
+    ) -> None:
+        self.message = message
         self.closest, self.lacking_bytes, self.smallest_bytes = closest, lacking_bytes, smallest_bytes
         found = (
             f" Closest: {closest}, which lacks {format_bytes(lacking_bytes)}. "
-            f"Smallest budget that would do: {format_bytes(smallest_bytes)}."
+            f"Smallest {what} that would do: {format_bytes(smallest_bytes)}."
         )
         super().__init__(message + (found if lacking_bytes > 0 else ""))
 
@@ -185,12 +189,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception is an allocation that failed: Python's, the operating system's or one of torch's.
 
     torch raises RuntimeError for failed allocations, and MemoryError comes from Python and numpy. Python's compiler,
-    which runs where a network's graph changes, may raise a SystemError without a cause.
+    which runs where a network's graph changes, may raise a SystemError without a cause, and so may any call.
     """
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     if isinstance(error, SystemError):
-        return "without exception set" in str(error)
+        return "without exception set" in str(error) or "without setting an exception" in str(error)
     if isinstance(error, RuntimeError):
         return any(part in str(error).lower() for part in _OUT_OF_MEMORY_TEXTS)
     return isinstance(error, MemoryError)

@@ -7,11 +7,23 @@ import os
 
 import pytest
 
+from snugfit._cli import plan as plan_module
 from snugfit._cli import plan_cache
+from snugfit._cli.options import OutputOptions
+from snugfit._cli.plan import _with_memory_now
 from snugfit._cli.plan_cache import PlanCache
+from snugfit._core.budget import Budget
+from snugfit._core.hardware import Hardware
+from snugfit._core.machine_memory import MachineMemory
 from snugfit._core.option_groups import BudgetOptions, DataOptions, MachineOptions, ModelOptions
+from snugfit._core.plan import Plan
 from snugfit._core.request import Request
+from snugfit._core.run_memory import RunMemory
+from snugfit._core.workload import Workload
 
+WORKLOAD = Workload("m", "d", (3, 4, 4), 2, 10, 5, 5)
+HARDWARE = Hardware("cpu", "cpu", 1, 10**10, "Linux", "2", True)
+MB = 10**6
 ASKED = ("plan", "--memory", "1MB", "--model", "m")
 
 
@@ -40,6 +52,18 @@ def test_what_does_not_fit_is_answered_again_with_the_same_error(snugfit):
     first, second = (snugfit("plan", "--memory", "1MB", "--model", "too-big", "--json") for _ in range(2))
     assert "this plan is cached" in second.err and (second.code, second.out) == (first.code, first.out)
     assert first.code == 3 and first.json["error"]["code"] == 3
+
+
+@pytest.mark.parametrize(("budget", "kept"), [(None, False), ("100MB", False), ("30MB", True)])
+def test_what_does_not_fit_the_memory_that_is_free_now_is_asked_again(monkeypatch, budget, kept):
+    """40 MB are free for it now, and may not be later."""
+    rest = RunMemory(100 * MB, 0, MachineMemory(142 * MB))
+    answer = {"plan": Plan(WORKLOAD, Budget(budget), HARDWARE, memory=rest).to_json(), "infeasible": {}}
+    monkeypatch.setattr(plan_module, "_planned", lambda *_: answer)
+    found = []
+    monkeypatch.setattr(plan_module.PlanCache, "keep", lambda _, each: found.append(each))
+    plan_module._cached_or_planned(Request(), OutputOptions())
+    assert bool(found) == kept
 
 
 def test_another_question_is_not(measures):
@@ -137,3 +161,17 @@ def test_weights_runs_and_versions_matter(data, tmp_path_factory, monkeypatch):
 def test_the_users_own_code_is_planned_each_time():
     assert key(model=ModelOptions("nets.py:small")) is None and key(model=ModelOptions("package.nets:small")) is None
     assert key(model=ModelOptions("timm:resnet26")) is not None
+
+
+def test_a_plan_for_what_the_machine_has_now_is_made_each_time():
+    assert key(budget=BudgetOptions(total_memory="400MB")) not in (None, key())
+    assert key(budget=BudgetOptions(total_memory="auto")) is None
+
+
+def test_a_plan_that_is_answered_again_says_what_the_machine_has_now():
+    memory = RunMemory(150, 20, MachineMemory(7, 9))
+    now = _with_memory_now(Plan(WORKLOAD, Budget(), HARDWARE, memory=memory))
+    assert (now.memory.process_bytes, now.memory.other_bytes) == (150, 20)
+    assert now.memory.machine.ram_bytes > 10**6 and now.memory.machine.group_bytes != 9
+    without = Plan(WORKLOAD, Budget(), HARDWARE)
+    assert _with_memory_now(without) is without

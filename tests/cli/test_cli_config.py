@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from snugfit._cli.app import build
-from snugfit._core.option_groups import MachineOptions, ModelOptions, TrainingOptions
+from snugfit._core.option_groups import BudgetOptions, MachineOptions, ModelOptions, TrainingOptions
 from snugfit._core.request import Request
 from snugfit.errors import UnknownNameError, UsageError
 
@@ -104,3 +104,10 @@ def test_json_in_the_file_makes_errors_json_too(snugfit, tmp_path):
     outcome = snugfit("train", "--config", "o.yaml")
     assert outcome.code == 7
     assert outcome.json["error"]["type"] == "DivergedError"
+
+
+def test_a_budget_of_all_processes_in_a_file_and_on_the_command_line(parse):
+    assert parse("total_memory: auto")["flags"].budget == BudgetOptions(total_memory="auto")
+    assert parse("total-memory: 400MB", "--total-memory", "300MB")["flags"].budget.total_memory == "300MB"
+    with pytest.raises(UsageError, match="--memory 100MB and --total-memory 400MB"):
+        parse("total_memory: 400MB", "--memory", "100MB")

@@ -44,6 +44,7 @@ def test_our_errors_keep_their_message_and_code(kind, code):
         (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), 5),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), 5),
         (SystemError("error return without exception set"), 5),
+        (SystemError("<function f> returned NULL without setting an exception"), 5),
         (SystemError("bad argument to internal function"), 1),
         (OSError(errno.ENOSPC, "No space left on device"), 6),
         (OSError(errno.EFBIG, "File too large"), 6),

@@ -26,15 +26,15 @@ COUNTS = [
 ]  # fmt: skip
 SWITCHES = ["augment", "crop", "adaptive_batch", "saturation_stop", "accumulate", "lean"]
 NAMES = [
-    "task", "optimizer", "schedule", "keep", "precision", "strategy", "aim", "residency", "cache", "cache_dtype",
-    "feedback_rule", "scheme", "importance", "prune_importance", "sample_wise", "weight_storage", "recompute",
-    "weight_update", "rest", "tile_sizes", "scratch",
+    "task", "optimizer", "optimizer_state", "schedule", "keep", "precision", "weight_dtype", "strategy", "aim",
+    "residency", "cache", "cache_dtype", "feedback_rule", "scheme", "importance", "prune_importance", "sample_wise",
+    "weight_storage", "recompute", "weight_update", "rest", "tile_sizes", "scratch", "activations",
 ]  # fmt: skip
 PATHS = [
     "model", "weights", "data", "data_dir", "local_loss", "cache_dir", "retrain_data", "cluster", "out",
     "profile_cache",
 ]  # fmt: skip
-SIZES = ["memory", "storage"]
+SIZES = ["memory", "total_memory", "storage"]
 REFUSED = {
     **{key: [0, -1, 1.5, 2.0, True, "3", "", 10**12, math.nan, math.inf, [1], b"1"] for key in COUNTS},
     **{key: [0, 1, 1.0, "maybe", "", []] for key in SWITCHES},
@@ -62,6 +62,7 @@ TAKEN = {
     **{key: [True, False] for key in SWITCHES},
     **{key: ["a", "a b", "ü.png", "x=y", "[1]", "{", "none", "-"] for key in PATHS},
     **{key: ["1B", "100MB", "1.5 GB", "512MiB"] for key in SIZES},
+    "total_memory": ["auto", "400MB"],
     "workers": [0, 1],
     "seed": [0, 2**32 - 1],
     "retrain_epochs": [0, 3],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 import typing
 
 import docstring_parser
 import pytest
 
-from snugfit._cli.app import build
+from snugfit._cli.app import COMMANDS, build
 from snugfit._core.request import Request
 
 GROUPS = typing.get_type_hints(Request)
@@ -42,7 +44,7 @@ def test_no_flags_give_the_defaults_of_the_dataclasses():
 @pytest.mark.parametrize(("group", "field"), OPTIONS, ids=IDS)
 def test_every_option_is_a_flag_that_sets_its_field_alone(group, field):
     value = different_value(group, field)
-    if field.name in ("memory", "storage"):
+    if field.name in ("memory", "total_memory", "storage"):
         value = "100MB"
     if field.name == "strategy":
         value = "blockwise"
@@ -140,3 +142,21 @@ def test_usage_errors_are_two_lines_at_most_and_exit_2(tokens, says, snugfit):
     answered = snugfit(*tokens, "--json")
     assert answered.code == 2
     assert answered.json["error"]["code"] == 2
+
+
+def test_help_loads_no_command_and_the_worker_no_parser():
+    shown = "print(*[name for name in {names} if name in sys.modules], file=sys.stderr)"
+    for code, names in (
+        ("from snugfit._cli.app import run; run(['--help'])", ["snugfit._cli.options", "psutil", "torch"]),
+        ("import snugfit._cli.worker, snugfit._api", ["cyclopts", "attrs", "snugfit._cli.options", "matplotlib"]),
+    ):
+        command = [sys.executable, "-c", f"import sys; {code}; {shown.format(names=names)}"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
+        assert done.stderr.split() == []
+
+
+def test_a_summary_is_the_first_paragraph_of_the_commands_own_help(snugfit):
+    shown = " ".join(snugfit("--help").out.replace("│", " ").split())
+    for command in COMMANDS:
+        first = snugfit(command, "--help").out.partition("\n\n")[2].partition("\n\n")[0]
+        assert " ".join(first.split()) in shown, command

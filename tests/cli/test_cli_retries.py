@@ -10,9 +10,11 @@ from snugfit._cli.output import FailedError
 from snugfit._cli.retries import plan_again
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
+from snugfit._core.machine_memory import MachineMemory
 from snugfit._core.option_groups import BudgetOptions, MachineOptions, ModelOptions
 from snugfit._core.plan import Candidate, Cost, Plan
 from snugfit._core.request import Request, StrategyOptions
+from snugfit._core.run_memory import RunMemory
 from snugfit._core.workload import Workload
 
 REQUEST = Request(
@@ -147,6 +149,79 @@ def test_a_way_expected_to_need_less_than_the_closest_turned_out_to_is_measured_
     assert found["infeasible"]["message"].endswith("would do: 78.0 MB.")
 
 
+def small(name):
+    request = alone(name)
+    return replace(request, training=replace(request.training, optimizer_state="int8"))
+
+
+class SmallStateMachine:
+    """Fresh processes: ``backprop`` fits from one budget on with state in float32, and from another in 8 bits."""
+
+    def __init__(self, float32, int8):
+        self.needs, self.tried = {None: float32, "int8": int8}, []
+
+    def __call__(self, request, smallest=False):
+        state, budget = request.training.optimizer_state, int(request.budget.memory.removesuffix("MB"))
+        self.tried.append((state, budget))
+        need = self.needs[state]
+        found = fitting("backprop", need * MB) if budget >= need else refusal(backprop=int(need * 1.2) * MB)
+        found["plan"]["workload"]["optimizer"]["state"] = state or "float32"
+        return found
+
+
+def test_small_optimizer_state_is_planned_where_nothing_fits_without_and_the_plan_says_so(capsys):
+    machine = SmallStateMachine(float32=58, int8=45)
+    first = refusal([alone("backprop"), small("backprop")], backprop=60 * MB)
+    found = plan_again(REQUEST, first, machine)
+    assert machine.tried == [(None, 50), ("int8", 50)]
+    assert Request.from_json(found["request"]) == small("backprop")
+    assert "planning backprop with optimizer-state int8" in capsys.readouterr().err
+    plan = Plan.from_json(found["plan"])
+    assert plan.workload.optimizer.state == "int8"
+    assert any("updates are not exact: --optimizer-state int8" in each for each in plan.explanation)
+    assert plan.explanation[-1] == "Nothing fits with the optimizer's state in float32."
+
+
+def test_small_optimizer_state_is_not_planned_where_another_strategy_fits_without():
+    asked = []
+
+    def plan(request):
+        asked.append((request.strategy.strategy, request.training.optimizer_state))
+        return fitting("tiled") if request.strategy.strategy == "tiled" else refusal(backprop=60 * MB)
+
+    first = refusal([alone("backprop"), alone("tiled"), small("backprop"), small("tiled")], backprop=60 * MB, tiled=MB)
+    found = plan_again(REQUEST, first, plan)
+    assert asked == [("backprop", None), ("tiled", None)]
+    assert "Nothing fits" not in " ".join(found["plan"]["explanation"])
+
+
+@pytest.mark.parametrize("expected", [90, 140])
+def test_the_smallest_budget_names_small_optimizer_state(expected):
+    """Whether it was planned in the budget, or is expected to need more than twice that."""
+    machine = SmallStateMachine(float32=110, int8=70)
+    first = refusal([small("backprop")], backprop=expected * MB)
+    found = plan_again(alone("backprop"), first, machine)
+    assert found["infeasible"]["message"].endswith(
+        "Closest: backprop (needs 70.0 MB with --optimizer-state int8), which lacks 20.0 MB. "
+        "Smallest budget that would do: 70.0 MB."
+    )
+    assert found["plan"]["candidates"][0]["reasons"] == ["needs 70.0 MB with --optimizer-state int8"]
+    assert {state for state, _ in machine.tried} == {"int8"}
+
+
+def test_a_named_strategy_without_use_for_small_state_is_searched_as_asked():
+    machine = SmallStateMachine(float32=70, int8=10**6)
+    first, refused = refusal([small("backprop")], backprop=80 * MB), refusal()
+
+    def plan(request, smallest=False):
+        return refused if request.training.optimizer_state else machine(request, smallest)
+
+    found = plan_again(alone("backprop"), first, plan)
+    assert found["infeasible"]["message"].endswith(
+        "(needs 70.0 MB), which lacks 20.0 MB. Smallest budget that would do: 70.0 MB."
+    )
+
+
 def test_a_strategy_that_needs_far_more_is_measured_and_not_asked_in_vain():
     machine = Machine(backprop=130, tiled=102)
     first = refusal([alone("backprop"), alone("tiled")], backprop=140 * MB, tiled=110 * MB)
@@ -183,6 +258,25 @@ def test_asked_again_the_same_budget_is_named(tmp_path):
     assert named == ["55.0 MB.", "55.0 MB.", "55.0 MB.", "58.0 MB."], "the last was refused above what was known"
 
 
+def test_a_budget_that_was_refused_while_measuring_is_tried_with_cached_measurements(tmp_path):
+    """Measuring in 54 and 51 MB leaves kernels behind, with which the strategy does not fit."""
+    request = Request(
+        ModelOptions("m"), budget=BudgetOptions("50MB"), strategy=StrategyOptions("backprop"),
+        machine=MachineOptions(profile_cache=str(tmp_path)),
+    )  # fmt: skip
+    machine = Machine(backprop=57)
+    answer = machine._answer
+
+    def with_cache(asked):
+        again = machine.planned.count(machine.planned[-1]) > 1
+        machine.needs["backprop"] = 54 if again else 57
+        return answer(asked)
+
+    machine._answer = with_cache
+    found = plan_again(request, refusal(backprop=60 * MB), machine)
+    assert found["infeasible"]["message"].endswith("would do: 54.0 MB.")
+
+
 def test_a_way_that_fits_when_planned_and_not_when_trained_is_refused(monkeypatch):
     """A process that planned it had a little more memory than the one that would train it."""
     command, refused = import_module("snugfit._cli.train"), refusal([alone("backprop")], backprop=60 * MB)
@@ -193,9 +287,93 @@ def test_a_way_that_fits_when_planned_and_not_when_trained_is_refused(monkeypatc
     assert raised.value.exit_code == 3
 
 
+def inexact(*retries):
+    """Blockwise fits; backprop is refused, expected at 60 MB of 50."""
+    first = fitting("blockwise", seconds=1.0)
+    refused = refusal(backprop=60 * MB)["plan"]["candidates"]
+    plan = {**first["plan"], "candidates": [*first["plan"]["candidates"], *refused], "aim": "accuracy"}
+    return {**first, "plan": plan, "retries": [each.to_json() for each in retries]}
+
+
+def test_an_exact_strategy_that_fits_alone_is_preferred_if_accuracy_is_the_aim():
+    machine = Machine(backprop=50)
+    found = plan_again(REQUEST, inexact(alone("backprop")), machine)
+    assert machine.asked == [("backprop", "auto")] and Request.from_json(found["request"]) == alone("backprop")
+    strategies = [(each["strategy"], each["feasible"]) for each in found["plan"]["candidates"]]
+    assert strategies == [("backprop", True), ("blockwise", True)]
+
+
+def test_what_fits_stays_chosen_if_no_exact_strategy_fits_alone():
+    machine, first = Machine(backprop=51), inexact(alone("backprop"))
+    assert plan_again(REQUEST, first, machine) is first and machine.asked == [("backprop", "auto")]
+    machine, first = Machine(), inexact(replace(alone("backprop"), budget=BudgetOptions("20MB")))
+    first["plan"]["budget"]["memory"] = 20 * MB
+    assert plan_again(REQUEST, first, machine) is first and machine.asked == []
+
+
+def test_what_is_planned_again_in_vain_is_trained_as_it_was_planned(monkeypatch):
+    jobs, first = [], inexact(alone("backprop"))
+
+    def run_job(job):
+        jobs.append((job["request"]["strategy"]["strategy"], job["settled"]))
+        return {"strategy": "blockwise"} if job["settled"] else first
+
+    command = import_module("snugfit._cli.train")
+    monkeypatch.setattr(command, "run_job", run_job)
+    monkeypatch.setattr(command, "planned", lambda request, output: refusal(backprop=60 * MB))
+    assert command._started(REQUEST, SHOW_ALL) == {"strategy": "blockwise"}
+    assert jobs == [("auto", False), ("auto", True)]
+
+
 @pytest.mark.parametrize("command", ["plan", "train"])
 def test_the_command_line_asks_retries(snugfit, command):
     outcome = snugfit(command, "--model", "fits-alone", "--memory", "100MB", "--json")
     assert outcome.code == 0 and "planning backprop in a process of its own" in outcome.err
     outcome = snugfit(command, "--model", "too-big", "--memory", "100MB", "--json")
     assert outcome.code == 3 and "nothing fits." in outcome.err
+
+
+AT_REST = RunMemory(150 * MB, 20 * MB, MachineMemory(10**10))
+"""With the margin, 172 MB of a budget of all processes."""
+
+
+def in_total(request, total, smallest=False):
+    """A process whose strategy needs 55 MB above what rests."""
+    budget = Budget(AT_REST.growth_in(total), total_memory=total)
+    found = fitting("backprop", 55 * MB) if budget.memory >= 55 * MB else refusal(backprop=60 * MB)
+    memory = Plan.from_json(found["plan"])
+    return {**found, "plan": replace(memory, budget=budget, memory=AT_REST).to_json()}
+
+
+@pytest.mark.parametrize("given", ["150MB", "200MB", "auto"])
+def test_the_smallest_budget_of_all_processes_is_named_in_its_flag(given):
+    """55 MB of growth are 227 MB in all, whether or not even what rests has its place in the budget that was given."""
+    tried = []
+
+    def plan(request, smallest=False):
+        tried.append(request.budget.total_memory)
+        return in_total(request, int(request.budget.total_memory.removesuffix("MB")) * MB)
+
+    request = replace(
+        REQUEST, budget=BudgetOptions(total_memory=given), strategy=StrategyOptions("backprop")
+    )  # fmt: skip
+    total = 180 * MB if given == "auto" else int(given.removesuffix("MB")) * MB
+    found = plan_again(request, in_total(request, total), plan)
+    message = found["infeasible"]["message"]
+    assert f"a budget of {total // MB}.0 MB of memory in all; its processes rest at 170.0 MB." in message
+    assert "backprop (needs 55.0 MB), which lacks" in message
+    assert message.endswith("Smallest --total-memory that would do: 227.0 MB.")
+    assert tried == ["232MB", "227MB", "225MB"]
+    assert [each["smallest_bytes"] for each in found["plan"]["candidates"]] == [55 * MB]
+
+
+@pytest.mark.parametrize(("free", "tried"), [(227 * MB - 1, []), (227 * MB, [55, 52])])
+def test_more_than_the_machine_has_free_is_not_tried(free, tried):
+    """55 MB above what rests are 227 MB: a container that has less would kill the process that measures."""
+    machine, request = Machine(backprop=55), alone("backprop")
+    first = refusal(backprop=55 * MB)
+    memory = replace(AT_REST, machine=MachineMemory(10**10, free))
+    first["plan"] = replace(Plan.from_json(first["plan"]), memory=memory).to_json()
+    found = plan_again(request, first, machine)
+    assert [size for _, size in machine.planned] == tried
+    assert found["infeasible"]["message"].endswith("would do: 55.0 MB." if tried else "as guessed")

@@ -1,6 +1,6 @@
 """The smallest budget that is named was asked for itself, and three MB less was too."""
 
-from snugfit._cli.retries import LESS, smallest_that_fits
+from snugfit._cli.retries import LESS, LESS_GROWTH, smallest_that_fits
 
 
 class Machine:
@@ -57,3 +57,10 @@ def test_budgets_that_may_not_be_tried_are_not_asked_for():
 def test_what_needs_more_than_something_else_is_not_searched_further():
     machine = Machine(lambda size: size >= 80, lambda size: 79)
     assert smallest_that_fits(machine, 90, 51, 1000, enough=70) == 79 and machine.asked == [90]
+
+
+def test_three_less_than_a_named_total_is_refused_though_a_megabyte_less_may_rest_by_then():
+    for need in range(60, 95):
+        machine = Machine(lambda size, need=need: size >= need, lambda size: size)
+        found = smallest_that_fits(machine, 97, 51, 1000, less=LESS_GROWTH)
+        assert found >= need > found - LESS + 1, need

@@ -36,6 +36,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "backprop": {"strategy": "backprop"},
     "averaged": {"strategy": "backprop", "optimizer": "schedulefree"},
     "checkpoint": {"strategy": "checkpoint"},
+    "weights in 16 bits": {"strategy": "backprop", "weight_dtype": "bfloat16"},
     "feedback": {"strategy": "feedback", "feedback_rule": "drtp"},
     "elastic": {"strategy": "elastic", "scheme": "bn+bias", "interval": 2},
     "side network": {"strategy": "sidenet", "image_size": 32, "side_width": 1.0, "prune": "off"},

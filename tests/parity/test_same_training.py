@@ -107,6 +107,19 @@ def test_checkpoint_is_backprop(tmp_path: Path) -> None:
     assert_same(plain, recomputed, tolerance=1e-6)
 
 
+def test_bfloat16_weights_end_as_float32_of_the_same_values(tmp_path: Path) -> None:
+    """With recomputation too, because rounding depends on names, steps and float32 gradients alone."""
+    options = {"weight_dtype": "bfloat16", "optimizer_state": "int8"}
+    plain = train(tmp_path / "a", strategy="backprop", **options)
+    assert_same(plain, train(tmp_path / "b", strategy="checkpoint", **options), tolerance=2**-6)
+    assert {value.dtype for value in plain.values() if value.is_floating_point()} == {torch.float32}
+    rounded = {name for name, value in plain.items() if torch.equal(value, value.bfloat16().to(value.dtype))}
+    assert {name for name in rounded if name.endswith("weight")} == {"0.weight", "4.weight", "8.weight", "13.weight"}
+    exact = train(tmp_path / "c", strategy="backprop")
+    for name in ("0.weight", "13.weight"):
+        assert 0 < (plain[name] - exact[name]).square().mean().sqrt() < 0.02 * exact[name].square().mean().sqrt()
+
+
 def test_one_block_with_the_networks_own_loss_is_backprop(tmp_path: Path) -> None:
     """The last unit's local loss is the network's own, so a network of one unit trains by it alone."""
     plain = train(tmp_path / "a", one_unit_network, strategy="backprop")
@@ -151,9 +164,16 @@ def stopped_after(kind: type[Event], count: int) -> Callable[[Event], None]:
     "options",
     [
         {"strategy": "backprop"},
+        {"strategy": "backprop", "optimizer_state": "int8"},
+        {"strategy": "checkpoint", "optimizer": "adamw", "optimizer_state": "int8"},
+        {"strategy": "backprop", "optimizer_state": "bfloat16"},
+        {"strategy": "backprop", "activations": "int8"},
+        {"strategy": "backprop", "activations": "int4"},
+        {"strategy": "backprop", "optimizer_state": "int8", "weight_dtype": "bfloat16"},
+        {"strategy": "checkpoint", "optimizer": "adamw", "weight_dtype": "bfloat16", "precision": "bfloat16"},
         *({"strategy": "feedback", "feedback_rule": rule} for rule in ("dfa", "drtp", "pepita")),
     ],
-    ids=lambda options: options.get("feedback_rule", options["strategy"]),
+    ids=lambda options: "-".join(options.values()),
 )
 def test_a_resumed_whole_network_is_uninterrupted(tmp_path: Path, options: dict[str, str]) -> None:
     """Random matrices of feedback rules, too, are those of before."""

@@ -10,7 +10,7 @@ import pytest
 PACKAGES = ("memory", "lean", "local", "selection", "surgery", "tiling", "detection", "profiling")
 ABOVE = (
     *(f"snugfit.{package}" for package in ("_api", "_cli", "_engine", "_planner", "_report", "strategies")),
-    *("snugfit._training", "snugfit._models", "snugfit._data", "kornia", "matplotlib"),
+    *("snugfit._training", "snugfit._models", "snugfit._data", "matplotlib"),
 )
 
 

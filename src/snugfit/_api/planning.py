@@ -45,6 +45,7 @@ class RunnablePlan(Planned):
     Chosen: backprop, ...
     backprop is chosen: it was asked for.
     Its gradients are exact: those of plain backpropagation.
+    Memory in all: ...
     Run it: ...
     >>> record = planned.run(subscribers=(), out="runs/planned")
     >>> record.measured["peak_bytes"] <= record.predicted["peak_bytes"]
@@ -148,8 +149,8 @@ def plan(
             move to disk, or they would count to the budget during the whole run. The record's ``model`` is trained.
         data: a name, ``folder:PATH``, :class:`snugfit.Splits`, a ``Dataset`` of (image, label), or a pair or
             triple of them: training, validation and test.
-        budget: what may be used; unlimited by default. The options ``memory``, ``storage``, ``time_ratio`` and
-            ``devices`` say the same.
+        budget: what may be used; unlimited by default. The options ``memory``, ``total_memory``, ``storage``,
+            ``time_ratio`` and ``devices`` say the same.
         subscribers: called with every measured probe.
         **options: any option of the command line, with underscores: ``epochs=3``, ``strategy="blockwise"``.
 

@@ -10,8 +10,9 @@ import copy
 import functools
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import methodcaller
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -21,18 +22,26 @@ from snugfit._chain.store import replace_stored
 from snugfit._chain.unit import Unit
 from snugfit.errors import ModelError
 
+Resets = Mapping[type[nn.Module], Callable[[nn.Module], None]]
+"""Functions that initialise a layer of a type, instead of the layer's ``reset_parameters``."""
 
-def initialise_by_reset(unit: Unit, seed: int) -> None:
+
+def initialise_by_reset(unit: Unit, seed: int, instead: Resets = MappingProxyType({})) -> None:
     """Materialise one unit on the CPU with new weights: ``reset_parameters()`` of each of its layers.
 
     A module resets its own tensors, and leaves those of its sub-modules to them. The weights depend only on the seed
     and the unit's name, not on the order of units or on earlier random numbers; the global generator's state is
     restored.
 
+    Args:
+        unit: of a chain, with or without weights.
+        seed: of its random numbers.
+        instead: functions that initialise layers of these types, called instead of ``reset_parameters``.
+
     Raises:
         ModelError: a module holds parameters or buffers but has no ``reset_parameters``.
     """
-    resets = _resets(unit)
+    resets = _resets(unit, instead)
     replace_stored(unit, lambda tensor: torch.empty_like(tensor, device="cpu"))
     digest = hashlib.sha256(f"{seed}:{unit.name}".encode()).digest()
     state = torch.get_rng_state()
@@ -44,15 +53,17 @@ def initialise_by_reset(unit: Unit, seed: int) -> None:
         torch.set_rng_state(state)
 
 
-def _resets(unit: Unit) -> list[Callable[[], None]]:
-    """The ``reset_parameters`` of every module with its own parameters or buffers."""
+def _resets(unit: Unit, instead: Resets) -> list[Callable[[], None]]:
+    """The function that initialises each module with its own parameters or buffers."""
     resets = []
     for name, module in unit.module.named_modules():
         own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
         if all(tensor is None for tensor in own):
             continue
         reset = getattr(module, "reset_parameters", None)
-        if name in unit.owners:
+        if type(module) in instead:
+            reset = functools.partial(instead[type(module)], module)
+        elif name in unit.owners:
             reset = functools.partial(_reset_by_owner, unit.owners[name], module)
         if reset is None:
             raise ModelError(

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.nn.modules import pooling
 from torch.nn.modules.dropout import _DropoutNd
 
+from snugfit._chain.propagation import node_shapes
 from snugfit._chain.tracing import assemble, attributes_of
 
 _TAIL_MODULES: tuple[type[nn.Module], ...] = (
@@ -23,6 +24,8 @@ _TAIL_MODULES: tuple[type[nn.Module], ...] = (
 )
 _POOLS = (F, "max_pool"), (F, "avg_pool"), (F, "adaptive_avg_pool"), (torch, "max_pool")
 _TAIL_FUNCTIONS = {getattr(place, f"{name}{axes}d") for place, name in _POOLS for axes in (1, 2, 3)}
+_AVERAGE_MODULES = nn.AvgPool2d, nn.AdaptiveAvgPool2d
+_AVERAGE_FUNCTIONS = {F.avg_pool2d, F.adaptive_avg_pool2d, torch.mean, "mean"}
 
 
 def copy_nodes(nodes: Sequence[fx.Node], entry: fx.Node, last: fx.Node, name: str = "x") -> fx.Graph:
@@ -80,6 +83,22 @@ def split_tail(module: fx.GraphModule) -> tuple[fx.GraphModule, nn.Module]:
     if not tail:
         return module, nn.Identity()
     return _body(module, nodes[-1], tail), _tail(module, tail)
+
+
+def averaged_side(module: fx.GraphModule, input_shape: tuple[int, ...]) -> int | None:
+    """Shorter side of what a module's first operation averages a feature map (C, H, W) to; None if it is another one.
+
+    It is 1 if the operation removes both axes.
+    """
+    first = computed_nodes(module.graph)[0]
+    if first.op == "call_module":
+        averages = isinstance(attributes_of(module)[str(first.target)], _AVERAGE_MODULES)
+    else:
+        averages = first.target in _AVERAGE_FUNCTIONS
+    shape = (node_shapes(module, input_shape)[first] or ())[1:] if averages else ()
+    if len(input_shape) != 3 or shape[:1] != input_shape[:1] or len(shape) not in (1, 3):
+        return None
+    return min(shape[1:], default=1)
 
 
 def _is_tail(node: fx.Node, before: fx.Node, attributes: dict[str, Any]) -> bool:

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 from cyclopts import App, CoercionError, CycloptsError, Group
 
 from snugfit._cli.config import apply_config, read_value, read_values
-from snugfit._cli.doctor import doctor
-from snugfit._cli.finished_runs import evaluate, export, predict, report, verify
-from snugfit._cli.launch import launch
-from snugfit._cli.options import OutputOptions
 from snugfit._cli.output import show_error
-from snugfit._cli.plan import plan
-from snugfit._cli.profile import profile
 from snugfit._cli.startup import ReaderGoneError, die_with_agent, ignore_signals, raise_at_signals
-from snugfit._cli.tiles import plan_cluster
-from snugfit._cli.train import train
 from snugfit._version import __version__
 from snugfit.errors import SnugfitError, UsageError
 
 BROKEN_PIPE = 141
 """128 + SIGPIPE, as for every tool whose reader went away."""
 
-COMMANDS: tuple[Callable[..., Any], ...] = (plan, train, evaluate, predict, profile, report, export, verify)
+_FINISHED = "snugfit._cli.finished_runs"
+COMMANDS = {
+    "plan": "snugfit._cli.plan:plan",
+    "train": "snugfit._cli.train:train",
+    "evaluate": f"{_FINISHED}:evaluate",
+    "predict": f"{_FINISHED}:predict",
+    "profile": "snugfit._cli.profile:profile",
+    "report": f"{_FINISHED}:report",
+    "export": f"{_FINISHED}:export",
+    "verify": f"{_FINISHED}:verify",
+}
+"""Functions by command. A module is imported when the command line names the command."""
 
 HELP = """\
 Train CNNs inside a memory budget that is predicted, enforced and verified.
@@ -63,11 +70,15 @@ Train over all of them; rank 0, on the first host, has the data and writes the r
 
 Traffic is neither encrypted nor authenticated: for networks that you trust.
 """
-CLUSTER_COMMANDS: dict[str, Callable[..., int | None]] = {"launch": launch, "doctor": doctor, "plan": plan_cluster}
+CLUSTER_COMMANDS = {
+    "launch": "snugfit._cli.launch:launch",
+    "doctor": "snugfit._cli.doctor:doctor",
+    "plan": "snugfit._cli.tiles:plan_cluster",
+}
 
 
-def build() -> App:
-    """Return the command tree."""
+def build(tokens: Sequence[str] = ()) -> App:
+    """Return the command tree; the commands among the tokens have their whole help texts, the others a summary."""
     app = App(
         name="snugfit",
         help=HELP,
@@ -77,13 +88,31 @@ def build() -> App:
         config=(apply_config, read_values),
         group_arguments=Group("Arguments", sort_key=0),
     )
-    for order, command in enumerate(COMMANDS):
-        app.command(command, sort_key=order, help_format="markdown")
+    _add(app, COMMANDS, tokens)
     cluster = App(name="cluster", help=CLUSTER_HELP, help_format="plaintext", sort_key=len(COMMANDS))
-    for order, (name, one) in enumerate(CLUSTER_COMMANDS.items()):
-        cluster.command(one, name=name, sort_key=order, help_format="markdown")
+    _add(cluster, CLUSTER_COMMANDS, tokens if "cluster" in tokens else ())
     app.command(cluster)
     return app
+
+
+def _add(app: App, commands: Mapping[str, str], tokens: Sequence[str]) -> None:
+    for order, (name, path) in enumerate(commands.items()):
+        module, _, function = path.partition(":")
+        if name in tokens:
+            found: Any = getattr(import_module(module), function)
+            app.command(found, name=name, sort_key=order, help_format="markdown")
+        else:
+            app.command(path, name=name, help=_summaries(module)[function], sort_key=order, help_format="markdown")
+
+
+@cache
+def _summaries(module: str) -> dict[str, str]:
+    """First paragraph of each function's docstring, read without an import."""
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None
+    functions = (each for each in ast.parse(Path(spec.origin).read_bytes()).body if isinstance(each, ast.FunctionDef))
+    docstrings = {each.name: ast.get_docstring(each) or "" for each in functions}
+    return {name: " ".join(text.partition("\n\n")[0].split()) for name, text in docstrings.items()}
 
 
 def run(tokens: Sequence[str]) -> int:
@@ -96,9 +125,9 @@ def run(tokens: Sequence[str]) -> int:
     as_json, debug = "--json" in flags, "--debug" in flags
     try:
         _require_working_folder()
-        command, bound, _ = build().parse_args(list(tokens), exit_on_error=False, print_error=False)
-        output = bound.arguments.get("output", OutputOptions())
-        as_json, debug = output.json, output.debug
+        command, bound, _ = build(tokens).parse_args(list(tokens), exit_on_error=False, print_error=False)
+        output = bound.arguments.get("output")
+        as_json, debug = (output.json, output.debug) if output is not None else (False, False)
         code = command(*bound.args, **bound.kwargs)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -131,6 +160,8 @@ def _usage_error(error: CycloptsError) -> UsageError:
 def main() -> NoReturn:
     """Run the command of ``sys.argv`` and exit with its code."""
     die_with_agent()
+    for name in {*COMMANDS} & {*sys.argv}:  # while a signal still ends the process at once
+        import_module(COMMANDS[name].partition(":")[0])
     raise_at_signals()
     try:
         code = run(sys.argv[1:])

@@ -10,11 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from snugfit._cli.options import OutputOptions
 from snugfit._cli.output import FailedError, unreported
+from snugfit._core.machine_memory import GROUPS, PROC, counts, memory_groups
 from snugfit.errors import BudgetExceededError, InterruptedRunError, SnugfitError, UnusableInputError, WorkerLostError
+
+if TYPE_CHECKING:  # this module is part of the worker, which has no use for cyclopts
+    from snugfit._cli.options import OutputOptions
 
 WORKER_MODULE = "snugfit._cli.worker"
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -133,7 +136,8 @@ def death_error(code: int, job: dict[str, Any], run_dir: str | None, of_memory: 
     if number in FORWARDED:
         return InterruptedRunError(f"interrupted by {name}.{hint}")
     what = f"the {job['command']} process was killed by {name}"
-    capped = bool(job.get("resume") or (job.get("request") or {}).get("budget", {}).get("memory"))
+    budget = (job.get("request") or {}).get("budget", {})
+    capped = bool(job.get("resume") or budget.get("memory") or budget.get("total_memory"))
     if number == signal.SIGKILL:
         return _kill_error(what, hint, of_memory)
     if number == signal.SIGABRT and capped:
@@ -156,27 +160,13 @@ def _kill_error(what: str, hint: str, of_memory: bool | None) -> SnugfitError:
     return WorkerLostError(f"{what}, {why}.{hint}")
 
 
-def memory_kills(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+def memory_kills(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
     """Out-of-memory kills by the kernel so far: in this process's control group, or else on this machine.
 
     The group of a killed process also counts kills because the whole machine ran out of memory. None if the kernel
     does not count.
     """
-    for path, name in [*_counters(proc, groups), (proc / "vmstat", "oom_kill")]:
-        with contextlib.suppress(OSError, ValueError):
-            counts = dict(line.split(maxsplit=1) for line in path.read_text(encoding="ascii").splitlines())
-            if name in counts:
-                return int(counts[name])
-    return None
-
-
-def _counters(proc: Path, groups: Path) -> list[tuple[Path, str]]:
-    """Files with counts, and the names of these, of control groups version 2 and 1."""
-    found = []
-    with contextlib.suppress(OSError, ValueError):
-        for line in (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines():
-            _, kinds, group = line.split(":", 2)
-            if not kinds or "memory" in kinds.split(","):
-                root, file = (groups, "memory.events") if not kinds else (groups / "memory", "memory.oom_control")
-                found += [(root / group.lstrip("/") / file, "oom_kill"), (root / file, "oom_kill")]
-    return found
+    files = {1: "memory.oom_control", 2: "memory.events"}
+    counters = [group.folder / files[group.version] for group in memory_groups(proc, groups)]
+    found = (counts(path).get("oom_kill") for path in [*counters, proc / "vmstat"])
+    return next((kills for kills in found if kills is not None), None)

@@ -100,7 +100,7 @@ def _known(error: BaseException) -> SnugfitError | None:
     if is_out_of_memory(error):
         return BudgetExceededError(
             "memory ran out before or after training, under the limit that enforces the budget; "
-            "give a larger --memory or a smaller --batch-size."
+            "give a larger --memory (or --total-memory) or a smaller --batch-size."
         )
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ from snugfit._cli.options import NO_FLAGS, PLAN_ALONE, SHOW_ALL, OutputOptions, 
 from snugfit._cli.output import FailedError, note, print_json, show_error
 from snugfit._cli.plan_cache import PlanCache
 from snugfit._cli.retries import plan_again
+from snugfit._core.machine_memory import machine_memory, private_bytes
 from snugfit._core.plan import Plan
 from snugfit._core.record import Trial
 from snugfit._core.request import Request
@@ -33,6 +35,8 @@ def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, ou
         output: what is shown.
     """
     request, steps = flags.request(), trials.steps()
+    if steps:
+        request.budget.check_trials()
     require_places(request.machine.out, request.machine.cache_dir)
     found = _planned(request, steps, output) if steps else _cached_or_planned(request, output)
     from snugfit._report.tables import print_comparison, print_plan
@@ -56,10 +60,20 @@ def _cached_or_planned(request: Request, output: OutputOptions) -> dict[str, Any
     known = cache.find()
     if known is not None:
         note("this plan is cached on this machine; --profile-cache renew measures again")
-        return known
+        return {**known, "plan": _with_memory_now(Plan.from_json(known["plan"])).to_json()}
     found = _planned(request, 0, output)
-    cache.keep(found)
+    plan = Plan.from_json(found["plan"])
+    refused_by_machine = plan.budget.memory_bytes is None or plan.free_bytes < plan.budget.memory_bytes
+    if plan.chosen is not None or plan.memory is None or not refused_by_machine:
+        cache.keep(found)
     return found
+
+
+def _with_memory_now(cached: Plan) -> Plan:
+    """A cached plan with the memory that the machine has now."""
+    if cached.memory is None:
+        return cached
+    return replace(cached, memory=replace(cached.memory, machine=machine_memory(private_bytes())))
 
 
 def _planned(request: Request, steps: int, output: OutputOptions) -> dict[str, Any]:

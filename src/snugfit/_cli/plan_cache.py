@@ -23,14 +23,14 @@ import psutil
 from snugfit._cli.output import FailedError
 from snugfit._core.documents import read_as
 from snugfit._core.hardware import cores, processor
-from snugfit._core.options import data_sets_in
+from snugfit._core.options import AUTO, data_sets_in
 from snugfit._core.paths import data_root, profiles_folder, try_write_text
 from snugfit._core.plan import Plan
 from snugfit._core.registry import code_digest, installed_plugins
 from snugfit._core.request import Request
 from snugfit.errors import CheckpointError, DataError
 
-PACKAGES = ("torch", "torchvision", "timm", "kornia")
+PACKAGES = ("torch", "torchvision", "timm")
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "ONEDNN_MAX_CPU_ISA", "SNUGFIT_DATA")
 MOST_FILES = 5_000
 """With more files, checking them takes as long as planning."""
@@ -63,7 +63,7 @@ class PlanCache:
 def _checked(found: Any) -> dict[str, Any]:
     """An answer, of either kind, as it is used."""
     if "plan" not in found:
-        return {**found, "bytes": int(found["bytes"]), "strategy": str(found["strategy"])}
+        return {**found, "bytes": int(found["bytes"]), "strategy": str(found["strategy"]), "state": found["state"]}
     Plan.from_json(found["plan"])
     Request.from_json(found.get("request") or {})
     if found["infeasible"] is not None:
@@ -74,7 +74,8 @@ def _checked(found: Any) -> dict[str, Any]:
 def _path(request: Request, kind: str) -> Path | None:
     """The file of its answer; None if the answer may depend on something unknown here."""
     folder, model = profiles_folder(request.machine.profile_cache), request.model.model
-    if folder is None or (":" in model and not model.startswith(LIBRARIES)) or installed_plugins():
+    changes = request.budget.total_memory == AUTO or (":" in model and not model.startswith(LIBRARIES))
+    if folder is None or changes or installed_plugins():
         return None
     files = _files(request, folder)
     if files is None:

@@ -1,8 +1,9 @@
-"""If nothing fits: plan again in fresh processes, and find the smallest memory budget that works.
+"""If nothing fits, or nothing exact: plan again in fresh processes. Find the smallest memory budget that works.
 
 Memory that refused measurements leave behind counts to the budget. So each strategy is planned again alone, and then
-with the leanest of those settings that the user did not set (``snugfit._engine.retries``). If nothing fits either,
-the leanest requests are measured in larger budgets.
+with the leanest of those settings that the user did not set (``snugfit._engine.retries``). If nothing fits with
+optimizer state in float32, strategies are planned with state in 8 bits. If nothing fits either, the leanest requests
+are measured in larger budgets.
 
 A measurement in one budget gives only an estimate of the smallest: in a smaller budget other batch sizes are measured,
 which leave other kernels in memory. VGG-8 in bfloat16 had 24.1 MB in use after profiling in 91 MB, and 27.9 in 83 MB,
@@ -19,6 +20,7 @@ from snugfit._cli.output import explain, note
 from snugfit._cli.plan_cache import PlanCache
 from snugfit._core.amounts import parse_bytes
 from snugfit._core.explanation import explanation_of
+from snugfit._core.options import AUTO
 from snugfit._core.plan import Plan, ranked
 from snugfit._core.request import Request
 from snugfit._quantities import format_bytes
@@ -30,10 +32,16 @@ HOPELESS = 2
 of a strategy that then fitted was 1.65: memory left by earlier measurements is part of what it is expected to need."""
 MOST_OF_MACHINE = 0.7
 """Largest share of the machine's memory to try in the search of the smallest budget."""
+SMALL_STATE = 0.7
+"""Budget with optimizer state in 8 bits, as a share of that with float32, at which a search begins. For VGG-16 with its
+small feature maps it is 0.68, and 0.55 with adamw."""
 STEPS = (1.0, 1.3, 1.7)
 """Budgets to try until one works, as multiples of the expected one."""
 LESS = 3
 """MB below the smallest budget that are known not to work."""
+LESS_GROWTH = LESS - 1
+"""The same for the growth that a budget of all processes leaves: in another process it may be 1 MB more, because memory
+at rest differs by some 100 kB, which may be on both sides of a whole MB."""
 Answers = list[tuple[Request, dict[str, Any]]]
 """Requests, each with the answer of a process."""
 Planner = Callable[..., dict[str, Any]]
@@ -46,31 +54,52 @@ Try = Callable[[int], "int | None"]
 def plan_again(request: Request, first: dict[str, Any], plan: Planner) -> dict[str, Any]:
     """A plan from fresh processes, or the error with the smallest budget that works.
 
-    ``first`` is the answer of the first process. The ``request`` of the result is that of the chosen candidate, if a
+    ``first`` is the answer of the first process. It is the result if something fits and no exact strategy that it names
+    under ``retries`` fits in a process of its own. The ``request`` of the result is that of the chosen candidate, if a
     request other than the first fits.
     """
-    if not first.get("infeasible") or request.budget.memory is None:
+    if not request.budget.limits_memory:
         return first
-    answers: Answers = []
+    if _fits(first):
+        return _with_exact(request, first, plan)
+    memory, answers = first["plan"]["budget"]["memory"], Answers()
     for each in map(Request.from_json, first.get("retries", ())):
-        if _expected(first, each.strategy.strategy) > HOPELESS * parse_bytes(request.budget.memory):
+        if _expected(first, each) > HOPELESS * memory:
             answers.append((each, first))
-        elif not any(_fits(found) for other, found in answers if other.strategy.strategy == each.strategy.strategy):
+        elif not any(_fits(found) and _is_no_worse(other, each) for other, found in answers):
             note(f"nothing fits yet; planning {_described(each, request)} in a process of its own")
             answers.append((each, plan(each)))
     if any(_fits(found) for _, found in answers):
         return _merged(first, answers)
-    return _with_smallest_budget(request, first, answers or [(request, first)], plan)
+    if all(each.training != request.training for each, _ in answers):
+        answers.append((request, first))
+    return _with_smallest_budget(request, first, answers, plan)
+
+
+def _with_exact(request: Request, first: dict[str, Any], plan: Planner) -> dict[str, Any]:
+    """The first plan, and the exact strategies that fit in processes of their own."""
+    answers = Answers()
+    for each in map(Request.from_json, first.get("retries", ())):
+        if _expected(first, each) <= HOPELESS * first["plan"]["budget"]["memory"]:
+            note(f"nothing exact fits yet; planning {_described(each, request)} in a process of its own")
+            answers.append((each, plan(each)))
+    return _merged(first, [(request, first), *answers]) if any(_fits(found) for _, found in answers) else first
+
+
+def _is_no_worse(one: Request, other: Request) -> bool:
+    """Whether the other need not be planned if one fits: it is the same strategy, or has smaller optimizer state."""
+    return one.training != other.training or one.strategy.strategy == other.strategy.strategy
 
 
 def _fits(found: dict[str, Any]) -> bool:
     """Whether anything fits in an answer."""
-    return not found["infeasible"]
+    return not found.get("infeasible")
 
 
 def _described(narrowed: Request, request: Request) -> str:
     """A strategy, and the settings that were chosen for it."""
-    before, now = vars(request.strategy), vars(narrowed.strategy)
+    before = {**vars(request.strategy), **vars(request.training)}
+    now = {**vars(narrowed.strategy), **vars(narrowed.training)}
     settings = [f"{key.replace('_', '-')} {now[key]}" for key in now if key != "strategy" and now[key] != before[key]]
     return narrowed.strategy.strategy + (f" with {', '.join(settings)}" if settings else "")
 
@@ -78,14 +107,16 @@ def _described(narrowed: Request, request: Request) -> str:
 def _merged(first: dict[str, Any], answers: Answers) -> dict[str, Any]:
     """One plan of what fits in fresh processes, best first, and then of what does not fit."""
     feasible = [(each, found, Plan.from_json(found["plan"])) for each, found in answers if _fits(found)]
-    fitting = {each.strategy.strategy for each, _, _ in feasible}
     plan = Plan.from_json(first["plan"])
+    fitting = {each.strategy for _, _, one in feasible for each in one.candidates if each.feasible}
     others = [candidate for candidate in plan.candidates if candidate.strategy not in fitting]
     best = ranked([*(each for _, _, one in feasible for each in one.candidates if each.feasible), *others], plan.aim)
     request, _, chosen = next(each for each in feasible if best[0] in each[2].candidates)
-    plan = replace(plan, candidates=best, chosen=0, command=chosen.command)
+    rounded = chosen.workload.optimizer.state != plan.workload.optimizer.state
+    reason = ("Nothing fits with the optimizer's state in float32.",) if rounded else ()
+    plan = replace(plan, workload=chosen.workload, candidates=best, chosen=0, command=chosen.command)
     return {
-        "plan": replace(plan, explanation=explanation_of(plan)).to_json(),
+        "plan": replace(plan, explanation=(*explanation_of(plan), *reason)).to_json(),
         "infeasible": None,
         "comparison": [trial for _, found, _ in feasible for trial in found["comparison"]],
         "request": request.to_json(),
@@ -94,23 +125,36 @@ def _merged(first: dict[str, Any], answers: Answers) -> dict[str, Any]:
 
 def _with_smallest_budget(request: Request, first: dict[str, Any], refused: Answers, plan: Planner) -> dict[str, Any]:
     """The error that names the smallest budget that works."""
-    anywhere = replace(request, budget=replace(request.budget, memory=None), machine=replace(request.machine, out=None))
-    cache = PlanCache(anywhere, "smallest")
-    known, least = cache.find(), parse_bytes(str(request.budget.memory)) + MB
+    budget = replace(request.budget, memory=None, total_memory=None)
+    anywhere = replace(request, budget=budget, machine=replace(request.machine, out=None))
+    cache = PlanCache(anywhere, "smallest" if request.budget.total_memory is None else "smallest-total")
+    known, least = cache.find(), _given(request, first) + MB
     if known is None or known["bytes"] < least:
         known = _smallest(refused, least, plan)
         if known is None:
             return first
         cache.keep(known)
-    return _refusal(request, first, known["strategy"], known["bytes"])
+    return _refusal(request, first, known)
+
+
+def _given(request: Request, found: dict[str, Any]) -> int:
+    """The budget of a request in bytes, by the flag that was given; what ``auto`` means is in the answer."""
+    memory = request.budget.memory
+    return int(found["plan"]["budget"]["total_memory"]) if memory is None else parse_bytes(memory)
+
+
+def _by_flag(found: dict[str, Any], growth: int) -> int:
+    """The budget, by the flag that was given, that allows so much growth."""
+    return Plan.from_json(found["plan"]).smallest_budget(growth)
 
 
 def _smallest(refused: Answers, least: int, plan: Planner) -> dict[str, Any] | None:
     """The smallest budget, and the strategy that fits it; None if nothing fits any budget that was tried."""
     best: dict[str, Any] | None = None
-    most = int(MOST_OF_MACHINE * refused[0][1]["plan"]["hardware"]["memory_bytes"])
-    expected = [(_expected(found, each.strategy.strategy), each) for each, found in refused]
-    for size, each in sorted((pair for pair in expected if pair[0]), key=lambda pair: pair[0]):
+    most = _most(Plan.from_json(refused[0][1]["plan"]))
+    expected = [(_expected(found, each), found, each) for each, found in refused]
+    sizes = [(_by_flag(found, size), each) for size, found, each in expected if size]
+    for size, each in sorted(sizes, key=lambda pair: pair[0]):
         if best is not None and size >= best["bytes"]:
             break
         found = _search(each, size, range(least, most), plan, best)
@@ -119,10 +163,21 @@ def _smallest(refused: Answers, least: int, plan: Planner) -> dict[str, Any] | N
     return best
 
 
-def _expected(found: dict[str, Any], strategy: str) -> int:
-    """The budget in bytes that a strategy (any if ``auto``) is expected to need; 0 if no budget would work."""
-    candidates = [each for each in found["plan"]["candidates"] if strategy in ("auto", each["strategy"])]
-    return min((each["smallest_bytes"] for each in candidates if each["smallest_bytes"]), default=0)
+def _most(plan: Plan) -> int:
+    """The largest budget to try: the kernel would kill a process that grows beyond what the machine has."""
+    most = int(MOST_OF_MACHINE * plan.hardware.memory_bytes)
+    if plan.memory is None:
+        return most
+    return min(most, plan.smallest_budget(plan.memory.headroom_bytes))
+
+
+def _expected(found: dict[str, Any], request: Request) -> int:
+    """Growth in bytes that a request is expected to need, by another one's answer; 0 if no budget would work."""
+    strategy, state = request.strategy.strategy, request.training.optimizer_state
+    candidates = [each for each in found["plan"]["candidates"] if strategy in (AUTO, each["strategy"])]
+    smallest = min((each["smallest_bytes"] for each in candidates if each["smallest_bytes"]), default=0)
+    smaller = state is not None and state != found["plan"]["workload"]["optimizer"]["state"]
+    return int(smallest * SMALL_STATE) if smaller else smallest
 
 
 def _search(
@@ -134,38 +189,51 @@ def _search(
     def attempt(size: int) -> int | None:
         nonlocal strategy
         note(f"measuring {request.strategy.strategy} in {size}.0 MB, to find the smallest budget that works")
-        found = plan(replace(request, budget=replace(request.budget, memory=f"{size}MB")), smallest=True)
+        tried = replace(request, budget=request.budget.with_memory(f"{size}MB"))
+        found = plan(tried, smallest=True)
+        if not found.get("smallest") and request.machine.profile_cache not in ("off", "renew"):
+            found = plan(tried, smallest=True)  # its measurements are cached now, and leave less memory than measuring
         if not found.get("smallest"):
             return None
         strategy = found["plan"]["candidates"][found["plan"]["chosen"]]["strategy"]
-        return int(found["smallest"] // MB)
+        return _by_flag(found, found["smallest"]) // MB
 
     enough = None if best is None else best["bytes"] // MB
-    size = smallest_that_fits(attempt, -(-expected // MB), sizes.start // MB - 1, sizes.stop // MB, enough)
-    return None if size is None else {"bytes": size * MB, "strategy": strategy}
+    less = LESS if request.budget.total_memory is None else LESS_GROWTH
+    size = smallest_that_fits(attempt, -(-expected // MB), sizes.start // MB - 1, sizes.stop // MB, enough, less)
+    if size is None:
+        return None
+    return {"bytes": size * MB, "strategy": strategy, "state": request.training.optimizer_state}
 
 
-def _refusal(request: Request, first: dict[str, Any], strategy: str, smallest: int) -> dict[str, Any]:
-    """The first answer, with an error in which that strategy needs that much and no other one less."""
-    plan, budget = first["plan"], parse_bytes(str(request.budget.memory))
+def _refusal(request: Request, first: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    """The first answer, with an error in which the known strategy needs its budget and no other one less."""
+    strategy, smallest, state = known["strategy"], known["bytes"], known["state"]
+    condition = f" with --optimizer-state {state}" if state != request.training.optimizer_state else ""
+    plan, growth, given = first["plan"], smallest - _by_flag(first, 0), _given(request, first)
+    asked = Plan.from_json(plan)
+    budget = replace(asked.budget, memory=given)
     candidates = [dict(each) for each in plan["candidates"]]
     for each in candidates:
         if each["smallest_bytes"] and each["strategy"] == strategy:
-            each |= {"smallest_bytes": smallest, "reasons": [f"needs {format_bytes(smallest)}"]}
+            each |= {"smallest_bytes": growth, "reasons": [f"needs {format_bytes(growth)}{condition}"]}
         elif each["smallest_bytes"]:
-            each["smallest_bytes"] = max(each["smallest_bytes"], smallest)
+            each["smallest_bytes"] = max(each["smallest_bytes"], growth)
     work = f"{plan['workload']['model']} on {plan['workload']['data']}"
     error = InfeasibleBudgetError(
-        f"{work} does not fit a budget of {format_bytes(budget)} of memory.",
-        closest=f"{strategy} (needs {format_bytes(smallest)})",
-        lacking_bytes=smallest - budget,
+        f"{work} does not fit a budget of {budget.memory_text}{asked.rest_text}.",
+        closest=f"{strategy} (needs {format_bytes(growth)}{condition})",
+        lacking_bytes=smallest - given,
         smallest_bytes=smallest,
+        what=budget.memory_kind,
     )
     return {**first, "plan": {**plan, "candidates": candidates}, "infeasible": explain(error).to_json()}
 
 
-def smallest_that_fits(attempt: Try, expected: int, refused: int, most: int, enough: int | None = None) -> int | None:
-    """The smallest budget, in MB, that works when tried, while ``LESS`` below it does not; None if none works.
+def smallest_that_fits(
+    attempt: Try, expected: int, refused: int, most: int, enough: int | None = None, less: int = LESS
+) -> int | None:
+    """The smallest budget, in MB, that works when tried, while ``less`` below it does not; None if none works.
 
     The search begins at the ``expected`` budget, between the largest one that is known to be ``refused`` and the
     ``most`` to try. A larger budget than ``enough`` is returned as soon as it is found, and not narrowed down.
@@ -181,20 +249,20 @@ def smallest_that_fits(attempt: Try, expected: int, refused: int, most: int, eno
         refusals.add(high)
     else:
         return None
-    return _narrowed(attempt, max(high, estimate), max(estimate, refused + 1), refusals, enough)
+    return _narrowed(attempt, max(high, estimate), max(estimate, refused + 1), refusals, enough, less)
 
 
-def _narrowed(attempt: Try, high: int, estimate: int, refusals: set[int], enough: int | None) -> int:
-    """Lower a budget that works until ``LESS`` below it is refused.
+def _narrowed(attempt: Try, high: int, estimate: int, refusals: set[int], enough: int | None, less: int) -> int:
+    """Lower a budget that works until ``less`` below it is refused.
 
     The last estimate is tried first; after a refusal a little more, and then twice as much more.
     """
-    step, refused = LESS, min(refusals)
-    while high - LESS > refused and high - LESS not in refusals:
+    step, refused = less, min(refusals)
+    while high - less > refused and high - less not in refusals:
         if enough is not None and estimate > enough:
             return estimate
         low = max(each for each in refusals if each < high)
-        size = estimate if low < estimate < high else high - LESS
+        size = estimate if low < estimate < high else high - less
         found = attempt(size)
         if found is None:
             refusals.add(size)

@@ -63,14 +63,17 @@ def _new_request(flags: RequestFlags) -> Request:
 
 
 def _started(request: Request, output: OutputOptions) -> dict[str, Any]:
-    """The record of a new run; if nothing fits, each strategy is planned in a process of its own."""
+    """The record of a new run; if nothing fits, or nothing exact, strategies are planned in processes of their own."""
 
-    def ask(each: Request) -> dict[str, Any]:
-        return run_job(make_job("train", output, each.machine.threads, request=each.to_json(), resume=None))
+    def ask(each: Request, *, settled: bool) -> dict[str, Any]:
+        job = make_job("train", output, each.machine.threads, request=each.to_json(), resume=None, settled=settled)
+        return run_job(job)
 
-    found = plan_again(request, ask(request), partial(planned, output=output))
-    if "request" in found and not found["infeasible"]:
-        found = ask(Request.from_json(found["request"]))
+    found = ask(request, settled=False)
+    if "retries" in found:
+        found = plan_again(request, found, partial(planned, output=output))
+        if not found["infeasible"]:
+            found = ask(Request.from_json(found["request"]) if "request" in found else request, settled=True)
     if found.get("infeasible"):
         raise FailedError.from_json(found["infeasible"])
     return found
@@ -90,8 +93,7 @@ def _unreported(run_dir: str) -> dict[str, Any] | None:
     from snugfit._storage.run_folder import read_record
 
     record = read_record(Path(run_dir))
-    budget = record.budget.get("memory_bytes")
-    if budget is not None and (record.measured.get("peak_bytes") or 0) > budget:
+    if record.excess is not None:
         return None  # it ended with exit code 5
     note(f"the run in {run_dir} is finished; only its report was missing")
     return {**record.to_json(), "run_dir": run_dir}

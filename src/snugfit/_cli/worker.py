@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from snugfit._cli.child_process import FORWARDED
@@ -77,7 +77,7 @@ def _work(job: dict[str, Any], send: Send) -> Any:
     with ConsoleProgress(quiet=job["quiet"]) as progress:
         if job["command"] == "train" and "WORLD_SIZE" in os.environ:
             return _train_in_launch(api, job, (announce, progress))
-        api.prepare_process(job["threads"])
+        api.prepare_process(job["threads"], waiting=os.getppid())
         return COMMANDS[job["command"]](api, job, (announce, progress), send)
 
 
@@ -85,12 +85,12 @@ def _plan(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -
     planned = api.plan_request(Request.from_json(job["request"]), subscribers=subscribers)
     if planned.plan.choice is None:
         return {**_refused(planned), "comparison": []}
-    from snugfit._engine.retries import smallest_fitting
+    from snugfit._engine.retries import retry_requests, smallest_fitting
 
     trials = planned.compare(job["compare_steps"], subscribers) if job["compare_steps"] else []
     smallest = smallest_fitting(planned) if job["smallest"] else None
     comparison = [trial.to_json() for trial in trials]
-    return {"plan": planned.to_json(), "infeasible": None, "comparison": comparison, "smallest": smallest}
+    return {**_fitting(planned, retry_requests(planned)), "comparison": comparison, "smallest": smallest}
 
 
 def _refused(planned: Any) -> dict[str, Any]:
@@ -98,9 +98,13 @@ def _refused(planned: Any) -> dict[str, Any]:
     from snugfit._engine.retries import retry_requests
     from snugfit._planner import infeasible_error
 
-    retries = [each.to_json() for each in retry_requests(planned)]
     error = explain(infeasible_error(planned.plan))
-    return {"plan": planned.to_json(), "infeasible": error.to_json(), "retries": retries}
+    return {**_fitting(planned, retry_requests(planned)), "infeasible": error.to_json()}
+
+
+def _fitting(planned: Any, retries: Sequence[Request]) -> dict[str, Any]:
+    """A plan, and the requests to plan again in fresh processes."""
+    return {"plan": planned.to_json(), "infeasible": None, "retries": [each.to_json() for each in retries]}
 
 
 def _train_in_launch(api: Any, job: dict[str, Any], subscribers: Subscribers) -> Any:
@@ -119,9 +123,15 @@ def _train_in_launch(api: Any, job: dict[str, Any], subscribers: Subscribers) ->
 def _train(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
     if job["resume"]:
         return api.resume(job["resume"], subscribers=subscribers).to_json()
+    from snugfit._engine.retries import retry_requests
+
     plan = api.plan_request(Request.from_json(job["request"]), subscribers=subscribers)
-    if plan.plan.choice is None and "WORLD_SIZE" not in os.environ:
-        return _refused(plan)
+    if "WORLD_SIZE" not in os.environ:
+        if plan.plan.choice is None:
+            return _refused(plan)
+        retries = [] if job["settled"] else retry_requests(plan)
+        if retries:
+            return _fitting(plan, retries)
     return plan.run(subscribers=subscribers).to_json()
 
 

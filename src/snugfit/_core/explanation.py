@@ -29,7 +29,8 @@ def explanation_of(plan: Plan) -> tuple[str, ...]:
     choice = plan.choice
     if choice is None or choice.predicted is None:
         return ()
-    sentences = [_chosen(plan, choice, choice.predicted), _gradients(choice), *_smaller_steps(plan, choice)]
+    sentences = [_chosen(plan, choice, choice.predicted), _gradients(plan, choice), *_updates(plan)]
+    sentences += _smaller_steps(plan, choice)
     sentences += _own_sentences(choice, choice.predicted)
     sentences += [*_weights(plan), *_storage(plan, choice.predicted), *_other_aims(plan, choice)]
     return tuple(sentence for sentence in sentences if sentence)
@@ -76,12 +77,25 @@ def _against(ours: float, theirs: float, strategy: str, shown: Callable[[float],
     return f"{figures}, which is about the same"
 
 
-def _gradients(choice: Candidate) -> str:
+def _gradients(plan: Plan, choice: Candidate) -> str:
+    parts, workload = int(choice.settings.get("micro_batches", 1)), plan.workload
+    rest = f", accumulated over {parts} micro-batches, each of which is normalised by itself" if parts > 1 else ""
     if choice.exact:
-        parts = int(choice.settings.get("micro_batches", 1))
-        rest = f", accumulated over {parts} micro-batches, each of which is normalised by itself" if parts > 1 else ""
         return f"Its gradients are exact: those of plain backpropagation{rest}."
+    if workload.compresses and workload.activations in find_config(choice.strategy).activations:
+        return (
+            f"Its gradients are nearly exact: those of plain backpropagation{rest}, from feature maps that "
+            f"--activations {workload.activations} rounds at random."
+        )
     return find_config(choice.strategy).accuracy
+
+
+def _updates(plan: Plan) -> Iterator[str]:
+    """What is not exact in the optimizer's updates."""
+    rounded = {"--optimizer-state": "the optimizer's state", "--weight-dtype": "weights"}
+    parts = [f"{flag} rounds {rounded[flag.split()[0]]}" for flag in plan.workload.rounded_flags]
+    if parts:
+        yield f"Its updates are not exact: {' and '.join(parts)} at random after every step."
 
 
 def _smaller_steps(plan: Plan, choice: Candidate) -> Iterator[str]:

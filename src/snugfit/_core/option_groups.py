@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from snugfit._core.budget import Aim, TimeRatio
-from snugfit._core.options import Checked, Count, Positive, Range, Share, Size, Text, Workers
-from snugfit._core.workload import Keep, OptimizerName, Precision, ScheduleName, TaskName
+from snugfit._core.options import Checked, Count, Positive, Range, Share, Size, SizeOrAuto, Text, Workers
+from snugfit._core.workload import (
+    Activations,
+    Keep,
+    OptimizerName,
+    OptimizerState,
+    Precision,
+    ScheduleName,
+    TaskName,
+    WeightDtype,
+)
 from snugfit.errors import UsageError
 
 Trained = Literal["sidenet", "head", "bias+head", "full"]
@@ -65,7 +74,9 @@ class BudgetOptions(Checked):
 
     Attributes:
         memory: memory budget, like 100MB (10^6 bytes) or 512MiB (2^20); unlimited by default. In Python also a
-            number of bytes, at least a million.
+            number of bytes, at least a million. It counts what a run adds to the processes at rest.
+        total_memory: budget of all private memory of all processes of the run, those at rest included, like 400MB; or
+            auto: what this machine or container has, less what others use. It replaces --memory.
         storage: disk budget for caches, like 2GB.
         time_ratio: largest step time, as a fraction in (0, 1] of a full training step (rho of ElasticTrainer). Only
             strategies that select tensors keep a time ratio.
@@ -74,9 +85,43 @@ class BudgetOptions(Checked):
     """
 
     memory: Size | None = None
+    total_memory: SizeOrAuto | None = None
     storage: Size | None = None
     time_ratio: TimeRatio | None = None
     devices: Workers = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.total_memory is None:
+            return
+        if self.memory is not None:
+            raise UsageError(
+                f"--memory {self.memory} and --total-memory {self.total_memory} are two budgets of the same memory; "
+                "give --memory for what the run adds, or --total-memory for all its processes."
+            )
+        if self.devices > 1:
+            raise UsageError(
+                f"--total-memory counts the processes of one machine, and --devices {self.devices} takes several; "
+                "give each its --memory."
+            )
+
+    @property
+    def limits_memory(self) -> bool:
+        """Whether there is a budget of memory."""
+        return self.memory is not None or self.total_memory is not None
+
+    def check_trials(self) -> None:
+        """Refuse trials in processes of their own, next to the one that plans; raises UsageError."""
+        if self.total_memory is not None:
+            raise UsageError(
+                "trials run next to the process that plans, beyond --total-memory: give --memory, or no --compare."
+            )
+
+    def with_memory(self, size: str) -> BudgetOptions:
+        """The same with another budget of memory, by the flag that was given."""
+        if self.total_memory is None:
+            return replace(self, memory=size)
+        return replace(self, total_memory=size)
 
 
 FROM_PYTHON = "python"
@@ -93,8 +138,11 @@ class TrainingOptions(Checked):
         batch_limit: largest batch of a block; the batch size by default.
         optimizer: sgd, adamw, or schedulefree (schedule-free AdamW); sgd by default, unless the named strategy has
             another default.
-        lr: peak learning rate; 0.01 for sgd, 0.001 for adamw and 0.005 for schedulefree by default, unless the named
-            strategy has another default; to detect, 0.0003 for all of them.
+        optimizer_state: type of sgd's momentum and adamw's moments between steps: float32, bfloat16 (half the memory)
+            or int8 (a quarter). Both round at random, so that updates are no longer exact. float32 by default, and
+            int8 if only that makes an exact strategy fit the memory budget. Not for schedulefree.
+        lr: peak learning rate; 0.01 for sgd, 0.001 for adamw and 0.005 for schedulefree by default, and a tenth of that
+            with --weights, unless the named strategy has another default; to detect, 0.0003 for all of them.
         weight_decay: weight decay; by default 0.0005, and 0 for schedulefree, unless the
             named strategy has another default.
         schedule: cosine or constant; cosine by default, constant for schedulefree.
@@ -105,6 +153,13 @@ class TrainingOptions(Checked):
             Without validation images it is the last. blockwise keeps the last of every block, because a block's
             successors train on its outputs.
         precision: float32, or bfloat16 through autocast.
+        activations: how feature maps are kept for the backward pass: exact, paged (in a file in the cache folder where
+            memory does not suffice; gradients are the same to the bit), int8 (a quarter of the memory) or int4 (an
+            eighth). The last two round at random, so that gradients are no longer exact. paged is
+            for checkpoint, and the last two are for backprop.
+        weight_dtype: type in which trained weights of convolutions and linear layers are kept: float32, or bfloat16
+            (half the memory). A layer computes in float32, or in --precision; each update rounds at random, so that it
+            is no longer exact. The trained model is float32. For backprop and checkpoint; not for schedulefree.
         augment: augment training images (crop, flip; to detect, colours too); digits are never flipped.
         crop: whether augmentation crops.
         erase: probability that a rectangle of an augmented training image is erased.
@@ -117,12 +172,15 @@ class TrainingOptions(Checked):
     batch_size: Count = 128
     batch_limit: Count | None = None
     optimizer: OptimizerName | None = None
+    optimizer_state: OptimizerState | None = None
     lr: Positive | None = None
     weight_decay: Annotated[float | None, Range(least=0)] = None
     schedule: ScheduleName | None = None
     warmup_epochs: Annotated[float, Range(least=0)] = 0.0
     keep: Keep = "best"
     precision: Precision = "float32"
+    activations: Activations = "exact"
+    weight_dtype: WeightDtype = "float32"
     augment: bool = True
     crop: bool = True
     erase: Share = 0.0

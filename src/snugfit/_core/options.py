@@ -84,6 +84,10 @@ Workers = Annotated[int, Range(1, 1024)]
 _SIZE = Text("a positive size with its unit, like 100MB (10^6 bytes) or 512MiB (2^20)", parse_bytes)
 Size = Annotated[str, _SIZE]
 """Text with a unit, or from Python a whole number of bytes."""
+AUTO = "auto"
+_SIZE_OR_AUTO = Text(f"{AUTO} or {_SIZE.form}", lambda text: text == AUTO or parse_bytes(text))
+SizeOrAuto = Annotated[str, _SIZE_OR_AUTO]
+"""A size, or ``auto``: what the machine has."""
 Positive = Annotated[float, Range(above=0)]
 Choice = Literal["auto", "on", "off"]
 Seconds = Annotated[str, Text("a duration like 90s, 15m or 1h30m", parse_seconds)]
@@ -215,7 +219,7 @@ def _real(value: Any, rule: Range | None) -> float:
 
 
 def _text(value: Any, rule: Text | None) -> str:
-    if rule is _SIZE and not isinstance(value, str):
+    if rule in (_SIZE, _SIZE_OR_AUTO) and not isinstance(value, str):
         return _bytes(value)
     number = isinstance(rule, Text) and isinstance(value, (int, float)) and not isinstance(value, bool)
     text = str(value) if number else os.fspath(value)
@@ -247,7 +251,7 @@ def _expectation(kind: Any, rule: Any) -> str:
 def _advice(rule: Any, value: Any) -> str:
     """Suggestion for a size without a unit."""
     number = shown(value).strip("' ")
-    if rule is _SIZE and number.isdecimal() and number.strip("0"):
+    if rule in (_SIZE, _SIZE_OR_AUTO) and number.isdecimal() and number.strip("0"):
         return f" Did you mean {number}MB or {number}MiB?"
     return ""
 

@@ -66,6 +66,19 @@ def run_cache_folder(cache_dir: str | None, folder: Path) -> Path | None:
     return Path(cache_dir) / f"{folder.name}-{where}"
 
 
+def writable_folder(*wanted: str | None) -> str:
+    """The first of these folders that exists and is writable, or else the folder that will contain it.
+
+    Without any, it is the system's folder of temporary files.
+    """
+    for path in filter(None, wanted):
+        folder = Path(path).expanduser().absolute()
+        found = next(each for each in (folder, *folder.parents) if each.is_dir())
+        if os.access(found, os.W_OK):
+            return str(found)
+    return tempfile.gettempdir()
+
+
 def try_write_text(path: Path, text: str) -> None:
     """Replace a file atomically, since other processes may read it; ignore failures."""
     with contextlib.suppress(OSError):

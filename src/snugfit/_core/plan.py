@@ -10,8 +10,10 @@ from typing import Any
 from snugfit._core.budget import Aim, Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.registry import find_config
+from snugfit._core.run_memory import RunMemory
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import Workload
+from snugfit._quantities import format_bytes
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ class Plan:
         explanation: sentences about the choice and its alternatives.
         command: arguments of the command that runs the choice; None if nothing fits, or if model or data were passed
             from Python.
+        memory: private memory of all processes at rest, and the machine's; None on CUDA.
     """
 
     workload: Workload
@@ -154,6 +157,7 @@ class Plan:
     aim: Aim = "time"
     explanation: tuple[str, ...] = ()
     command: tuple[str, ...] | None = None
+    memory: RunMemory | None = None
 
     def __post_init__(self) -> None:
         if self.chosen is not None and not 0 <= self.chosen < len(self.candidates):
@@ -164,9 +168,66 @@ class Plan:
         """The chosen candidate."""
         return None if self.chosen is None else self.candidates[self.chosen]
 
+    @property
+    def growth_bytes(self) -> int | None:
+        """What the run may add to its processes at rest: its budget, or the predicted peak; None if it may add nothing.
+
+        A plan keeps a budget of 1 MB if a budget of all processes is smaller than these at rest.
+        """
+        if self.budget.memory_bytes is not None:
+            total = self.budget.total_memory_bytes
+            full = self.memory and total is not None and self.memory.rest_bytes + self.budget.memory_bytes > total
+            return None if full else self.budget.memory_bytes
+        return None if self.choice is None or self.choice.predicted is None else self.choice.predicted.peak_bytes
+
+    @property
+    def total_bytes(self) -> int | None:
+        """All processes of the run: at rest, and what the run may add; None if either is unknown."""
+        growth = self.growth_bytes
+        return None if self.memory is None or growth is None else self.memory.rest_bytes + growth
+
+    @property
+    def machine_warning(self) -> str:
+        """A warning that the machine lacks memory for the predicted peak; empty if not, or if nothing is chosen."""
+        cost = self.choice.predicted if self.choice else None
+        if cost is None or self.memory is None:
+            return ""
+        needed, free = self.memory.rest_bytes + cost.peak_bytes, self.memory.machine.free_bytes
+        if needed <= free:
+            return ""
+        return (
+            f"the run is predicted to need {format_bytes(needed)} in all, and {format_bytes(free)} are free for it. "
+            "End other processes, or give --total-memory auto, which leaves them theirs."
+        )
+
+    @property
+    def free_bytes(self) -> int:
+        """What the machine has above the processes at rest; 0 if unknown."""
+        return 0 if self.memory is None else max(self.memory.headroom_bytes, 0)
+
+    @property
+    def rest_text(self) -> str:
+        """What a budget of all processes holds already, for an error; empty with another budget."""
+        memory = self.memory
+        if memory is None or self.budget.total_memory is None:
+            return ""
+        rest = f"its processes rest at {format_bytes(memory.rest_bytes)}"
+        if self.budget.total_memory != memory.auto_bytes:
+            return f"; {rest}"
+        return f": {memory.machine} and mapped files {format_bytes(memory.mapped_bytes)}; {rest}"
+
+    def smallest_budget(self, growth_bytes: int) -> int:
+        """The budget, by the flag that bounds the memory, that allows so much growth of the process that trains."""
+        if self.memory is None or self.budget.total_memory is None:
+            return growth_bytes
+        return self.memory.total_for(growth_bytes)
+
     def to_json(self) -> dict[str, Any]:
         """JSON-able form; keys follow ``snugfit plan --json``."""
         data = to_data(self)
+        if self.memory is not None:
+            sums = {"rest_bytes": self.memory.rest_bytes, "free_bytes": self.memory.machine.free_bytes}
+            data["memory"] |= {**sums, "growth_bytes": self.growth_bytes, "total_bytes": self.total_bytes}
         for candidate in data["candidates"]:
             cost = candidate["predicted"]
             if cost is not None:

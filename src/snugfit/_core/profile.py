@@ -138,6 +138,8 @@ class ProbeLine:
         smallest_batch: smallest batch that it can train on; 2 if BatchNorm has 1x1 feature maps.
         shape_bytes: bytes that an unmeasured batch size leaves in memory: kernels generated for its shapes.
         partial_bytes: additional workspace of batches above the largest measured one.
+        sizes_bytes: bytes that measuring batch sizes after the first one left in memory.
+        elsewhere: whether another process measured it, so that this one has no kernels of its batch sizes yet.
     """
 
     name: str
@@ -150,6 +152,8 @@ class ProbeLine:
     smallest_batch: int = 1
     shape_bytes: float = 0.0
     partial_bytes: int = 0
+    sizes_bytes: float = 0.0
+    elsewhere: bool = False
 
     @property
     def measured_batch(self) -> int:
@@ -159,7 +163,7 @@ class ProbeLine:
     def bytes_at(self, batch: int) -> int:
         """Upper bound of the peak at ``batch`` samples, in bytes, including kernels of a new batch size."""
         measured = any(point.batch == batch for point in self.points)
-        return self._bound(batch, 0.0 if measured else self.shape_bytes)
+        return self._bound(batch, 0.0 if measured and not self.elsewhere else self.shape_bytes)
 
     def _bound(self, batch: int, new_bytes: float) -> int:
         partial = self.partial_bytes if batch > self.measured_batch else 0
@@ -193,6 +197,7 @@ class UnitStats:
         saved_bytes: bytes that autograd keeps for the backward pass.
         seconds: seconds of one sample's forward pass, if measured.
         tracks: whether training updates running statistics of norms.
+        trained: number of parameters that are not frozen.
     """
 
     name: str
@@ -204,6 +209,7 @@ class UnitStats:
     saved_bytes: int
     seconds: float = 0.0
     tracks: bool = False
+    trained: int = 0
 
 
 @dataclass(frozen=True)
@@ -218,6 +224,8 @@ class Profile:
         base_bytes: memory already in use, above the baseline, before any strategy runs (data set, chain, caches).
         start_bytes: that part of it which was in use before the first probe was measured.
         left: by probe name, the part of it that measuring the probe left.
+        expected: by probe name, the part of it that is not in memory yet: another process measured the probe, and what
+            that left is expected to be left again where the probe's strategy trains.
         seconds: duration of profiling.
         tensors: all operators and tensors, if a strategy requires them.
     """
@@ -231,3 +239,4 @@ class Profile:
     left: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     tensors: TensorProfile | None = None
+    expected: dict[str, int] = field(default_factory=dict)

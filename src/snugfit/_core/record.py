@@ -98,12 +98,13 @@ class Record:
     ('smallconv', True)
 
     Attributes:
-        budget: ``memory_bytes``, ``storage_bytes``, ``time_ratio``.
+        budget: ``memory_bytes``, ``total_memory_bytes`` (of all processes, those at rest included), ``storage_bytes``,
+            ``time_ratio``.
         enforced: whether the operating system or allocator enforced the memory budget.
-        predicted: ``peak_bytes``, ``seconds``, ``storage_bytes``.
-        measured: ``peak_bytes``, ``peak_metric``, ``tensor_peak_bytes``, ``seconds``, ``storage_bytes``,
-            ``energy_joules`` (None if no counter is readable), ``missed_phases`` (names of the
-            phases whose peak lies above their own prediction, even if that of the whole run holds).
+        predicted: ``peak_bytes``, ``total_memory_bytes``, ``seconds``, ``storage_bytes``.
+        measured: ``peak_bytes``, ``peak_metric``, ``total_memory_bytes`` (None if unknown), ``tensor_peak_bytes``,
+            ``seconds``, ``storage_bytes``, ``energy_joules`` (None if no counter is readable), ``missed_phases`` (names
+            of the phases whose peak lies above their own prediction, even if that of the whole run holds).
         accuracy: ``val``, ``test``, ``test_top5`` in [0, 1]; None without such a split. For detection, ``val`` and
             ``test`` are mAP50, and ``map50`` is that of the test split, or else of validation.
         parameters: ``full`` and ``trained_model``.
@@ -147,6 +148,15 @@ class Record:
     class_names: tuple[str, ...] = ()
     workload: dict[str, Any] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def excess(self) -> tuple[int, int] | None:
+        """Measured and allowed bytes of the process, or else of all, if the first are more: the run has failed."""
+        for measured, allowed in (("peak_bytes", "memory_bytes"), ("total_memory_bytes", "total_memory_bytes")):
+            peak, limit = self.measured.get(measured) or 0, self.budget.get(allowed)
+            if limit is not None and peak > limit:
+                return peak, limit
+        return None
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able form, ``schema`` first."""

@@ -10,7 +10,7 @@ from snugfit._core.budget import Aim
 from snugfit._core.option_groups import BaseRequest
 from snugfit._core.options import Checked
 from snugfit._core.record import Record
-from snugfit._core.workload import OptimizerName, OptimizerSettings
+from snugfit._core.workload import Activations, OptimizerName, OptimizerSettings
 from snugfit.errors import UsageError
 
 Declared = tuple[Any, Any]
@@ -35,10 +35,12 @@ class StrategyConfig:
         exact: whether its gradients equal those of plain backpropagation.
         expected_loss: expected loss of accuracy, as an ordinal number; 0 is none.
         accuracy: sentence of a plan's explanation about the accuracy to expect, for strategies that are not exact.
+        rounds_weights: whether it can keep trained weights in bfloat16 (``--weight-dtype``).
         only_named: whether ``auto`` never considers it; it is a baseline.
         keeps_time_ratio: whether it supports a time ratio; ``auto`` considers it only with one.
         needs_weights: whether ``auto`` considers it only with pre-trained weights.
         last_resort: reason why other strategies come first if :meth:`is_last_resort` is true.
+        activations: values of --activations that it supports, besides exact.
         default_optimizer: its optimizer if the request names the strategy but no optimizer; None is the common default.
         optimizers: its optimizer defaults, if they differ from the common ones.
         rebuild: function that rebuilds a trained network, like ``package.module:function``; None where training leaves
@@ -59,10 +61,12 @@ class StrategyConfig:
     accuracy: ClassVar[str] = (
         "Its gradients are not those of the network's own loss, so accuracy may differ from backpropagation's."
     )
+    rounds_weights: ClassVar[bool] = False
     only_named: ClassVar[bool] = False
     keeps_time_ratio: ClassVar[bool] = False
     needs_weights: ClassVar[bool] = False
     last_resort: ClassVar[str] = ""
+    activations: ClassVar[tuple[Activations, ...]] = ()
     default_optimizer: ClassVar[OptimizerName | None] = None
     optimizers: ClassVar[Mapping[str, OptimizerSettings]] = {}
     rebuild: ClassVar[str | None] = None
@@ -76,8 +80,21 @@ class StrategyConfig:
         """
         if request.budget.time_ratio is not None and not self.keeps_time_ratio:
             raise UsageError(f"--strategy {self.name} cannot keep a time ratio; leave out --time-ratio.")
+        if (flag := self._unsupported(request)) is not None:
+            kind = flag.rpartition(" ")[2]
+            others = {"paged": "checkpoint", "int8": "backprop", "int4": "backprop"}.get(kind, "backprop or checkpoint")
+            raise UsageError(f"--strategy {self.name} does not support {flag}; use {others}, or leave it out.")
         if (scheme := self._foreign_scheme(request)) is not None:
             raise UsageError(f"{self.name} has no scheme {scheme}; --scheme is {', '.join(self.schemes)} there.")
+
+    def _unsupported(self, request: BaseRequest) -> str | None:
+        """A flag, with its value, by which less is kept in memory and which only other strategies support."""
+        training = request.training
+        if training.activations not in ("exact", *self.activations):
+            return f"--activations {training.activations}"
+        if training.weight_dtype != "float32" and not self.rounds_weights:
+            return f"--weight-dtype {training.weight_dtype}"
+        return None
 
     def _foreign_scheme(self, request: BaseRequest) -> str | None:
         """The requested scheme if it is one of other strategies."""
@@ -95,6 +112,8 @@ class StrategyConfig:
         """Why ``auto`` does not consider it for a request; None if it does."""
         if self.only_named:
             return f"baseline; select it with --strategy {self.name}"
+        if (flag := self._unsupported(request)) is not None:
+            return f"does not support {flag}"
         if not self.keeps_time_ratio and request.budget.time_ratio is not None:
             return "cannot keep a time ratio"
         if self.keeps_time_ratio and request.budget.time_ratio is None:

@@ -10,9 +10,14 @@ from snugfit.errors import UsageError
 
 OptimizerName = Literal["sgd", "adamw", "schedulefree"]
 ScheduleName = Literal["cosine", "constant"]
+OptimizerState = Literal["float32", "bfloat16", "int8"]
+Activations = Literal["exact", "paged", "int8", "int4"]
+WeightDtype = Literal["float32", "bfloat16"]
 Keep = Literal["best", "last"]
 Precision = Literal["float32", "bfloat16"]
 TaskName = Literal["classify", "detect"]
+_STATE_SHARES: dict[OptimizerState, float] = {"float32": 1, "bfloat16": 1 / 2, "int8": (1 + 4 / 256) / 4}
+"""Bytes of a kept value, with its share of a scale, per byte in float32."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class OptimizerSettings(Checked):
         weight_decay: L2 penalty (``sgd``) or decoupled decay (the others).
         schedule: ``cosine`` (per step, to zero) or ``constant``; ``schedulefree`` requires ``constant``.
         warmup_epochs: epochs, or parts of them, in which the learning rate first rises per step to its peak.
+        state: type in which momentum and moments are kept between steps; ``int8`` has a scale for each 256 values.
     """
 
     name: OptimizerName = "sgd"
@@ -34,6 +40,7 @@ class OptimizerSettings(Checked):
     weight_decay: Annotated[float, Range(least=0)] = 5e-4
     schedule: ScheduleName = "cosine"
     warmup_epochs: Annotated[float, Range(least=0)] = 0.0
+    state: OptimizerState = "float32"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,11 +51,21 @@ class OptimizerSettings(Checked):
                 f"--warmup-epochs {self.warmup_epochs:g} is not supported with --optimizer schedulefree; leave it out, "
                 "or use sgd or adamw."
             )
+        if self.averages and self.state != "float32":
+            raise UsageError(
+                f"--optimizer-state {self.state} is not supported with --optimizer schedulefree, whose state is "
+                "weights; use sgd or adamw."
+            )
 
     @property
-    def state_per_parameter(self) -> int:
-        """Tensors of optimizer state per parameter."""
-        return int(self.momentum > 0) if self.name == "sgd" else 2
+    def state_per_parameter(self) -> float:
+        """Bytes of optimizer state per byte of trained weights: 1 for momentum and 2 for AdamW in float32."""
+        return (int(self.momentum > 0) if self.name == "sgd" else 2) * _STATE_SHARES[self.state]
+
+    @property
+    def rounds(self) -> bool:
+        """Whether state is rounded after every step, so that updates are not exact."""
+        return self.state != "float32" and self.state_per_parameter > 0
 
     @property
     def averages(self) -> bool:
@@ -69,6 +86,9 @@ class Workload:
         batch_limit: largest batch of a block (Algorithm 1's B in NeuroFlux).
         keep: the epoch whose weights are kept: the best on validation images, or the last.
         precision: ``float32``, or ``bfloat16`` through autocast.
+        activations: what feature maps are kept in for the backward pass: ``exact`` or ``paged`` (also on disk), or
+            ``int8`` or ``int4`` with a minimum and a scale for each 256 values.
+        weight_dtype: type in which trained weights of convolutions and linear layers are kept.
         augment: whether training images are augmented.
         seed: seed of initialisation, shuffling and augmentation.
         task: prediction for an image: its class, or boxes of objects.
@@ -90,6 +110,8 @@ class Workload:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     keep: Keep = "best"
     precision: Precision = "float32"
+    activations: Activations = "exact"
+    weight_dtype: WeightDtype = "float32"
     augment: bool = True
     seed: int = 0
     task: TaskName = "classify"
@@ -98,13 +120,30 @@ class Workload:
     label_smoothing: float = 0.0
 
     @property
+    def rounded_flags(self) -> tuple[str, ...]:
+        """The flags by which updates are rounded at random, so that they are not exact."""
+        state = (f"--optimizer-state {self.optimizer.state}",) if self.optimizer.rounds else ()
+        weights = (f"--weight-dtype {self.weight_dtype}",) if self.weight_dtype != "float32" else ()
+        return (*state, *weights)
+
+    @property
     def effective_batch(self) -> int:
         """Images of a step: the batch size, or all training images if there are fewer."""
         return min(self.batch_size, self.train_count)
 
+    @property
+    def compresses(self) -> bool:
+        """Whether kept feature maps are rounded, so that gradients are not exact."""
+        return self.activations in ("int8", "int4")
+
     def __post_init__(self) -> None:
         if self.task == "detect" and not (self.anchors and self.most_boxes):
             raise UsageError("detection needs anchors, and at least one box in an image.")
+        if self.weight_dtype != "float32" and self.optimizer.averages:
+            raise UsageError(
+                f"--weight-dtype {self.weight_dtype} is not supported with --optimizer schedulefree, which averages "
+                "weights; use sgd or adamw."
+            )
         for name in ("epochs", "batch_size", "batch_limit", "classes", "train_count"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name.replace('_', ' ')} must be at least 1, not {getattr(self, name)}.")

@@ -1,7 +1,6 @@
 """Augmentation of images with boxes: a random crop, a mirror image, and darknet's changes of colour.
 
-As in :mod:`snugfit._data.transform`, every image has its own draws, so that its view does not depend on the batch, and
-kornia's functions apply them.
+As in :mod:`snugfit._data.transform`, every image has its own draws, so that its view does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -11,12 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from kornia.color import hsv_to_rgb, rgb_to_hsv
-from kornia.enhance import normalize
-from kornia.geometry.transform import crop_by_indices, hflip
 
 from snugfit._data.boxes import BOX, CLASS, NONE
-from snugfit._data.transform import Transform, corners, uniforms
+from snugfit._data.transform import Transform, cut, mirror, normalize, uniforms
 
 JITTER = 0.2
 """Largest share of a side that a crop removes at each end; darknet's ``jitter``."""
@@ -72,14 +68,14 @@ def cropped(images: torch.Tensor, targets: np.ndarray, draws: np.ndarray) -> tor
     left, top, right, bottom = np.floor(draws * (JITTER * size + 1)).astype(np.int64).T
     width, height = size - left - right, size - top - bottom
     _follow(targets, np.stack([left, top], 1) / size, np.stack([width, height], 1) / size)
-    return crop_by_indices(images, corners(left, top, width, height), (size, size))
+    return cut(images, left, top, width, height, size)
 
 
 def mirrored(images: torch.Tensor, targets: np.ndarray, chosen: np.ndarray) -> torch.Tensor:
     """Mirror the chosen (B,) of the images (B, C, S, S) and, in place, their boxes (B, M, 5)."""
     turned = chosen[:, None] & (targets[..., CLASS] != NONE)
     targets[..., 1] = np.where(turned, 1 - targets[..., 1], targets[..., 1])
-    return torch.where(torch.from_numpy(chosen).view(-1, 1, 1, 1), hflip(images), images)
+    return mirror(images, chosen)
 
 
 def recoloured(images: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
@@ -94,10 +90,26 @@ def recoloured(images: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
     )
     if images.shape[1] == 1:
         return (images * exposure[:, None]).clamp(max=1)
-    hue, grey, value = rgb_to_hsv(images).unbind(dim=1)
-    hue = (hue + (numbers[:, 0] * 2 - 1) * HUE * 2 * torch.pi) % (2 * torch.pi)
-    changed = [hue, (grey * saturation).clamp(max=1), (value * exposure).clamp(max=1)]
-    return hsv_to_rgb(torch.stack(changed, dim=1))
+    hue, grey, value = rgb_to_hsv(images)
+    hue = hue + (numbers[:, 0] * 2 - 1) * HUE * 6
+    return hsv_to_rgb(hue, (grey * saturation).clamp_(max=1), (value * exposure).clamp_(max=1))
+
+
+def rgb_to_hsv(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hue in sixths of the circle, saturation and value, each (B, S, S), of images (B, 3, S, S) in [0, 1]."""
+    value, range_ = images.amax(1), images.amax(1) - images.amin(1)
+    red, green, blue = images.unbind(1)
+    divisor = range_.where(range_ > 0, 1)
+    others = torch.where(green == value, (blue - red) / divisor + 2, (red - green) / divisor + 4)
+    hue = torch.where(red == value, (green - blue) / divisor, others) % 6
+    return hue, range_ / value.where(value > 0, 1), value
+
+
+def hsv_to_rgb(hue: torch.Tensor, saturation: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Images (B, 3, S, S) in [0, 1] of hue in sixths of the circle, saturation and value, each (B, S, S)."""
+    range_ = value * saturation
+    steps = ((hue + start) % 6 for start in (5, 3, 1))
+    return torch.stack([value - range_ * torch.minimum(step, 4 - step).clamp_(0, 1) for step in steps], dim=1)
 
 
 def _follow(targets: np.ndarray, corner: np.ndarray, share: np.ndarray) -> None:

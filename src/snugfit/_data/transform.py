@@ -1,10 +1,9 @@
-"""Batched augmentation and normalisation with kornia, a pure function of images and seed.
+"""Batched augmentation and normalisation, a pure function of images and seed.
 
-kornia's augmentation classes draw from torch's global generator once per batch, so that an image's augmentation would
-depend on the batch it is in. Here every image has its own draws from a counter-based generator and kornia's functions
-apply them, to bytes if possible: the view does not depend on the batch size, and takes less memory and time.
+Every image has its own draws from a counter-based generator, so that its view does not depend on the batch. They are
+applied to bytes if possible, in torch: importing kornia for these few operations took 16 MiB in every process.
 
-numpy.random and torch.onnx (which kornia touches) load lazily; importing them here keeps them out of a run's budget.
+numpy.random loads lazily; importing it here keeps it out of a run's budget.
 """
 
 from __future__ import annotations
@@ -16,9 +15,6 @@ import numpy as np
 import numpy.random
 import torch
 import torch.nn.functional as F
-import torch.onnx
-from kornia.enhance import normalize
-from kornia.geometry.transform import crop_by_indices, hflip
 
 from snugfit.errors import DataError
 
@@ -81,7 +77,7 @@ class Transform:
             crops = padded_crops if images.shape[-1] <= _LARGEST_PADDED else resized_crops
             images = crops(images, draws[:, 0:4])
         if self.flip:
-            images = torch.where(torch.from_numpy(draws[:, 4] < 0.5).view(-1, 1, 1, 1), hflip(images), images)
+            images = mirror(images, draws[:, 4] < 0.5)
         output = normalize(images.float(), mean, std)
         erase(output, draws[:, 5:10], self.erase)
         return output
@@ -95,26 +91,44 @@ def uniforms(seed: int | Sequence[int], start: int, count: int) -> np.ndarray:
     return generator.random((count, _DRAWS))
 
 
+def normalize(images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+    """Subtract the mean (C,) from float images (B, C, H, W) and divide by the standard deviation (C,), in place."""
+    return images.sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1))
+
+
+def mirror(images: torch.Tensor, chosen: np.ndarray) -> torch.Tensor:
+    """Mirror the chosen (B,) of the images (B, C, H, W) left to right."""
+    return torch.where(torch.from_numpy(chosen).view(-1, 1, 1, 1), images.flip(-1), images)
+
+
+def cut(
+    images: torch.Tensor, left: np.ndarray, top: np.ndarray, width: np.ndarray, height: np.ndarray, size: int
+) -> torch.Tensor:
+    """Cut a rectangle out of each uint8 image (B, C, H, W) and resize it bilinearly to size x size; others are (B,)."""
+    output = torch.empty((*images.shape[:2], size, size), dtype=images.dtype)
+    for i, image in enumerate(images):
+        part = image[None, :, top[i] : top[i] + height[i], left[i] : left[i] + width[i]]
+        fits = part.shape[-2:] == output.shape[-2:]
+        output[i] = part[0] if fits else F.interpolate(part, (size, size), mode="bilinear")[0]
+    return output
+
+
 def padded_crops(images: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
     """Crop each uint8 image (B, C, S, S) at a random position after padding it with 4 black pixels on every side."""
     size = images.shape[-1]
     left, top = np.floor(draws[:, :2] * (2 * _PADDING + 1)).astype(np.int64).T
     side = np.full(len(images), size)
-    return crop_by_indices(F.pad(images, (_PADDING,) * 4), corners(left, top, side, side), (size, size))
+    return cut(F.pad(images, (_PADDING,) * 4), left, top, side, side, size)
 
 
 def resized_crops(images: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
     """Cut a random rectangle out of each uint8 image (B, C, S, S) and resize it to S x S, bilinearly."""
     size = images.shape[-1]
-    left, top, width, height = _rectangles(size, draws, _CROP_AREA, _CROP_RATIO)
-    return crop_by_indices(images, corners(left, top, width, height), (size, size))
+    return cut(images, *_rectangles(size, draws, _CROP_AREA, _CROP_RATIO), size)
 
 
 def erase(images: torch.Tensor, draws: np.ndarray, probability: float) -> None:
-    """Set a random rectangle of each image (B, C, S, S) to zero, in place, with the given probability.
-
-    In place because kornia's erasing builds a mask and a copy of the whole batch.
-    """
+    """Set a random rectangle of each image (B, C, S, S) to zero, in place, with the given probability."""
     left, top, width, height = _rectangles(images.shape[-1], draws[:, 1:], _ERASED_AREA, _ERASED_RATIO)
     for i in np.flatnonzero(draws[:, 0] < probability):
         images[i, :, top[i] : top[i] + height[i], left[i] : left[i] + width[i]] = 0
@@ -131,10 +145,3 @@ def _rectangles(
         np.floor(draws[:, 2 + i] * (size - side + 1)).astype(np.int64) for i, side in ((0, width), (1, height))
     )
     return left, top, width, height
-
-
-def corners(left: np.ndarray, top: np.ndarray, width: np.ndarray, height: np.ndarray) -> torch.Tensor:
-    """Corners (B, 4, 2) of rectangles, clockwise from the upper left one; all arguments are (B,), in pixels."""
-    right, bottom = left + width - 1, top + height - 1
-    xs, ys = np.stack((left, right, right, left), axis=1), np.stack((top, top, bottom, bottom), axis=1)
-    return torch.from_numpy(np.stack((xs, ys), axis=2))

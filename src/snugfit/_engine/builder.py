@@ -14,12 +14,11 @@ from torch import nn
 from snugfit import _data as datasets
 from snugfit import _models as models
 from snugfit._chain import Chain, UnitStore, initialise_by_reset, release, spill_module
-from snugfit._core.option_groups import TrainingOptions
 from snugfit._core.options import data_sets_in
 from snugfit._core.registry import config_of, find_config, strategies, strategy_class
 from snugfit._core.request import Request
 from snugfit._core.strategy_config import StrategyConfig
-from snugfit._core.workload import OptimizerSettings, TaskName, Workload
+from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._data import Batches, ImageSet, Splits, Transform, from_dataset
 from snugfit._engine.loading import Architecture, ModuleOrFactory, build_on_meta, module_of, on_meta
 from snugfit._engine.tasks import RULES
@@ -34,6 +33,10 @@ _DEFAULTS = {
     "adamw": OptimizerSettings("adamw", lr=0.001),
     "schedulefree": OptimizerSettings("schedulefree", lr=0.005, weight_decay=0.0, schedule="constant"),
 }
+
+PRETRAINED = 0.1
+"""Learning rate for pre-trained weights, as a share of that for random ones. After 4 epochs of flowers at 96 pixels
+MobileNetV2 classifies 80 % of the test images correctly with 0.001, and 45 % with 0.01 (one run each)."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class Assembly:
             spill_module(Chain.from_module(self.module, shape, name).all_units, store)
         elif name in models.names():
             for index, unit in enumerate(self.chain.all_units):
-                initialise_by_reset(unit, derive_seed(self.workload.seed, "weights", index))
+                initialise_by_reset(unit, derive_seed(self.workload.seed, "weights", index), models.resets(name))
                 store.save(index, unit)
                 release(unit)
         else:
@@ -183,9 +186,11 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
         epochs=training.epochs,
         batch_size=training.batch_size,
         batch_limit=training.batch_size if training.batch_limit is None else training.batch_limit,
-        optimizer=_optimizer(training, request.data.task, find_config(request.strategy.strategy)),
+        optimizer=optimizer_of(request),
         keep=training.keep,
         precision=training.precision,
+        activations=training.activations,
+        weight_dtype=training.weight_dtype,
         augment=training.augment,
         seed=training.seed,
         label_smoothing=training.label_smoothing,
@@ -193,12 +198,17 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
     )
 
 
-def _optimizer(training: TrainingOptions, task: TaskName, config: StrategyConfig) -> OptimizerSettings:
+def optimizer_of(request: Request) -> OptimizerSettings:
     """The optimizer: what the request says, else the task's learning rate, the strategy's and the common defaults."""
-    default = {**_DEFAULTS, **config.optimizers}[training.optimizer or config.default_optimizer or "sgd"]
+    training, config = request.training, find_config(request.strategy.strategy)
+    name = training.optimizer or config.default_optimizer or "sgd"
+    default = config.optimizers.get(name, _DEFAULTS[name])
+    if request.model.weights is not None and name not in config.optimizers:
+        default = replace(default, lr=PRETRAINED * default.lr)
     given = {name: getattr(training, name) for name in ("lr", "weight_decay", "schedule", "warmup_epochs")}
     if given["lr"] is None:
-        given["lr"] = RULES[task].lr
+        given["lr"] = RULES[request.data.task].lr
+    given["state"] = training.optimizer_state
     return replace(default, **{name: value for name, value in given.items() if value is not None})
 
 

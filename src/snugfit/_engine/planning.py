@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from snugfit._core.budget import Budget
 from snugfit._core.explanation import command_of
 from snugfit._core.option_groups import Trained
 from snugfit._core.plan import Plan
@@ -19,11 +18,13 @@ from snugfit._engine.builder import Assembly, assemble, check_options, make_stra
 from snugfit._engine.history import measurements, past_runs
 from snugfit._engine.loading import ModuleOrFactory
 from snugfit._engine.process import baseline, choose_device, describe_hardware
+from snugfit._engine.run_memory import budget_warning, by_flag, measurable_bytes, memory_at_rest, settled_budget
 from snugfit._planner import MeasurementContext, PlanningInput, StrategySelection, search
 from snugfit._training.events import Event, Notice, ProbeMeasured, Subscriber
 from snugfit._training.initial_weights import check_weights
 from snugfit.errors import UsageError
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
+from snugfit.memory.process import late_bytes
 from snugfit.strategies.blockwise.loss_choice import settled
 from snugfit.strategies.blockwise.probes import signal_table
 from snugfit.strategies.elastic.probes import tensor_table
@@ -56,17 +57,38 @@ def make_plan(
         subscribers: receive every measured probe and notice.
         measures: whether strategies measure and propose; if not, the profile holds statistics of the units alone.
     """
+    planned = _planned(request, splits, module, subscribers, measures)
+    memory = planned.plan.memory
+    if request.budget.total_memory is None or memory is None:
+        return planned
+    if memory.process_bytes == planned.baseline.anon + late_bytes():
+        return planned
+    return _planned(request, splits, module, subscribers, measures)  # late imports leave less of a total
+
+
+def _planned(
+    request: Request,
+    splits: Splits | None,
+    module: ModuleOrFactory | None,
+    subscribers: Sequence[Subscriber],
+    measures: bool,
+) -> Planned:
+    """One plan by the memory at rest now."""
     check_options(request)
     considered = make_strategies(request) if measures else StrategySelection([])
-    budget = Budget(**asdict(request.budget))
     device = choose_device(request.machine.device)
     resting = baseline(request.machine.threads)
+    memory = memory_at_rest(resting, device)
+    budget = settled_budget(request.budget, memory)
     hardware = describe_hardware(device)
     known, runs = measurements(request.machine, hardware), past_runs(request.machine, hardware)
 
     def emit(event: Event) -> None:
         for subscriber in subscribers:
             subscriber(event)
+
+    if warning := budget_warning(budget, memory):
+        emit(Notice(warning))
 
     def attempt(memory_bytes: int | None, on_measured: Callable[[str, int, int], None] | None) -> Planned:
         with MemoryLimit(memory_bytes, resting, device) as limit:
@@ -76,17 +98,17 @@ def make_plan(
             question = PlanningInput(assembly.workload, assembly.chain, hardware, budget, request.aim)
             measuring = MeasurementContext(make_meter(resting, device), limit, on_measured, known)
             found, profile = search(question, considered, measuring, runs)
-        found = replace(found, command=command_of(request, found))
+        found = replace(found, command=command_of(request, found), memory=memory)
         return Planned(found, profile, assembly, resting)
 
     try:
-        planned = attempt(budget.memory_bytes, lambda *progress: emit(ProbeMeasured(*progress)))
+        planned = attempt(measurable_bytes(budget, memory), lambda *progress: emit(ProbeMeasured(*progress)))
         for note in planned.assembly.splits.notes:
             emit(Notice(note))
         if known.found:
             emit(Notice(f"{known.found} measurements of this machine were cached; --profile-cache renew repeats them"))
         return planned
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, SystemError) as error:
         if not is_out_of_memory(error):
             raise
     release_memory()
@@ -121,14 +143,15 @@ def profile_units(
     units = [{**to_data(unit), "seconds": seconds.get(unit.name, untimed)} for unit in profile.units]
     data: dict[str, Any] = {"model": workload.model, "input_shape": list(workload.input_shape), "units": units}
     device = choose_device(request.machine.device)
-    limit = MemoryLimit(found.plan.budget.memory_bytes, found.baseline, device)
+    limit = MemoryLimit(measurable_bytes(found.plan.budget, found.plan.memory), found.baseline, device)
     if learning_signal:
         data["learning_signal"] = signal_table(chain, workload, found.plan.hardware)
     if tensors:
         count = sum(1 for unit in chain.all_units for _ in unit.module.parameters())
         for subscriber in subscribers:
             subscriber(Notice(f"timing {count} tensors one by one"))
-        data |= tensor_table(chain, workload, profile, limit, lean=request.strategy.lean)
+        with by_flag(found.plan):
+            data |= tensor_table(chain, workload, profile, limit, lean=request.strategy.lean)
     if activation_memory:
         table = activation_table(chain, workload, trained, limit, lean=request.strategy.lean)
         data["activation_memory"] = table

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib import import_module
 
 import psutil
 import torch
@@ -15,13 +14,12 @@ from snugfit.errors import UsageError
 from snugfit.memory import Baseline, limit
 from snugfit.memory import prepare_process as take_baseline
 
-import_module("kornia.augmentation")  # this and all strategies are imported before the baseline
-import_strategies()
+import_strategies()  # before the baseline
 
 _prepared: list[Baseline] = []
 
 
-def prepare_process(threads: int | None = None) -> None:
+def prepare_process(threads: int | None = None, waiting: int | None = None) -> None:
     """Prepare this process and take the baseline that budgets count from; once, before model and data exist.
 
     Subnormal numbers count as zero from here on, in this thread and those that it starts. BatchNorm over a batch of two
@@ -29,6 +27,7 @@ def prepare_process(threads: int | None = None) -> None:
 
     Args:
         threads: compute threads; by default ``OMP_NUM_THREADS``, or all cores.
+        waiting: id of a process that waits for this one; its memory counts to ``total_memory``.
 
     Raises:
         UsageError: ``threads`` is not a number of threads.
@@ -39,7 +38,7 @@ def prepare_process(threads: int | None = None) -> None:
     torch.set_flush_denormal(True)
     if threads is None and not os.environ.get("OMP_NUM_THREADS"):
         threads = cores()
-    _prepared[:] = [take_baseline(threads)]
+    _prepared[:] = [take_baseline(threads, waiting)]
 
 
 def baseline(threads: int | None = None) -> Baseline:

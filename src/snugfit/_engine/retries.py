@@ -1,4 +1,4 @@
-"""If nothing fits: requests to plan again in fresh processes, and the smallest budget by what was measured.
+"""Requests to plan again in fresh processes, and the smallest budget by what was measured.
 
 ``snugfit._cli.retries`` starts those processes.
 """
@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from snugfit._core.option_groups import FROM_PYTHON
+from snugfit._core.options import AUTO
 from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
-from snugfit._core.registry import strategy_class
+from snugfit._core.registry import find_config, strategy_class
 from snugfit._core.request import Request
-from snugfit._engine.builder import make_strategies
+from snugfit._engine.builder import make_strategies, optimizer_of
 from snugfit._engine.history import past_runs
 from snugfit._engine.planning import Planned
 from snugfit._planner import PastRun
@@ -27,25 +28,52 @@ DRIFT_BYTES = 1 * MB
 
 
 def retry_requests(planned: Planned) -> list[Request]:
-    """Requests to plan again in fresh processes, for a plan in which nothing fits.
+    """Requests to plan again in fresh processes, for a plan in which nothing fits, or nothing with exact gradients.
 
-    For each considered strategy: the strategy alone, unless the request already names it; then each of its leaner
-    settings, for options that the user left open.
+    If something fits and accuracy is the aim: each exact strategy alone, because memory that other measurements left
+    counted against it.
+
+    If nothing fits, for each considered strategy: the strategy alone, unless the request already names it; then each of
+    its leaner settings, for options that the user left open. At last exact strategies with optimizer state in 8 bits,
+    if the user left its type open. The others train few weights at a time, so that their state is small.
     """
     request = planned.assembly.request
     if FROM_PYTHON in (request.model.model, request.data.data):
         return []
+    if planned.plan.choice is not None:
+        return _exact_alone(planned)
     short = [each.strategy for each in planned.plan.candidates if each.considered and each.smallest_bytes is not None]
-    return [each for name in dict.fromkeys(short) for each in _of_strategy(request, name)]
+    named = [replace(request, strategy=replace(request.strategy, strategy=name)) for name in dict.fromkeys(short)]
+    small = [replace(each, training=replace(each.training, optimizer_state="int8")) for each in named if _is_open(each)]
+    retries = [each for alone in named for each in (alone, *_leaner(alone)) if each != request]
+    return [*retries, *small]
 
 
-def _of_strategy(request: Request, name: str) -> Iterator[Request]:
-    options = replace(request.strategy, strategy=name)
-    if options != request.strategy:
-        yield replace(request, strategy=options)
-    leaner = getattr(strategy_class(name), "leaner", None)
+def _exact_alone(planned: Planned) -> list[Request]:
+    """The refused exact strategies, each alone, if accuracy is the aim and what fits is not exact; no last resorts."""
+    plan, request = planned.plan, planned.assembly.request
+    if plan.aim != "accuracy" or plan.choice is None or plan.choice.exact:
+        return []
+    if request.strategy.strategy != AUTO or not request.budget.limits_memory:
+        return []
+    usual = {each.name for each in make_strategies(request).strategies}
+    short = [each.strategy for each in plan.candidates if each.exact and each.smallest_bytes and each.strategy in usual]
+    return [replace(request, strategy=replace(request.strategy, strategy=name)) for name in dict.fromkeys(short)]
+
+
+def _is_open(request: Request) -> bool:
+    """Whether the planner may choose the type of optimizer state, and that is worth a process."""
+    optimizer = optimizer_of(request)
+    if not find_config(request.strategy.strategy).exact:
+        return False
+    return request.training.optimizer_state is None and optimizer.state_per_parameter > 0 and not optimizer.averages
+
+
+def _leaner(request: Request) -> Iterator[Request]:
+    """A named strategy with each of its leaner settings."""
+    leaner = getattr(strategy_class(request.strategy.strategy), "leaner", None)
     for settings in leaner(request.strategy) if leaner is not None else ():
-        yield replace(request, strategy=replace(options, **settings))
+        yield replace(request, strategy=replace(request.strategy, **settings))
 
 
 def smallest_fitting(planned: Planned) -> int | None:

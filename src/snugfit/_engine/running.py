@@ -28,6 +28,7 @@ from snugfit._engine.history import keep_run
 from snugfit._engine.loading import ModuleOrFactory
 from snugfit._engine.planning import Planned
 from snugfit._engine.process import baseline, choose_device
+from snugfit._engine.run_memory import by_flag, memory_at_rest, run_limit
 from snugfit._engine.tasks import RULES
 from snugfit._planner import infeasible_error
 from snugfit._quantities import format_bytes
@@ -37,14 +38,14 @@ from snugfit._storage.lock import LOCK_FILE, run_lock
 from snugfit._storage.manifest import MANIFEST_FILE, Manifest
 from snugfit._storage.outputs import require_folder, require_run_folder
 from snugfit._storage.run_folder import read_data, read_record
-from snugfit._training.events import RunStarted, Subscriber
+from snugfit._training.events import Notice, RunStarted, Subscriber
 from snugfit._training.launch import World
 from snugfit._training.metrics import METRICS_FILE
 from snugfit._training.run import Job, Machine, Run
 from snugfit._training.stopping import StopFlag
 from snugfit._training.strategy import Strategy
 from snugfit.errors import BudgetExceededError, CheckpointError, UsageError
-from snugfit.memory import MemoryLimit, make_meter
+from snugfit.memory import make_meter
 
 _RUNS = Path("runs")
 FIRST_FILES = ("request.json", "profile.json", "architecture.json", "plan.json")
@@ -108,7 +109,8 @@ def reopen(folder: Path, model: ModuleOrFactory | None = None, data: Any = None)
         raise UsageError("this run trained on data of your own; pass it again: snugfit.resume(run, data=...).")
     Manifest.read(folder, run_cache_folder(request.machine.cache_dir, folder)).check_all(but=[METRICS_FILE])
     resting = baseline(request.machine.threads)
-    with MemoryLimit(plan.budget.memory_bytes, resting, choose_device(request.machine.device)):
+    device = choose_device(request.machine.device)
+    with run_limit(plan, resting, device):
         assembly = assemble(request, None if data is None else own_splits(data, request), model)
     if replace(assembly.workload, data=plan.workload.data) != plan.workload:
         raise CheckpointError(f"model or data have changed since the run in {folder} began; start a new run.")
@@ -150,10 +152,12 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
     except DocumentError as error:
         raise CheckpointError(f"{folder / 'plan.json'} holds settings that its strategy lacks: {error}.") from error
     with stop or StopFlag() as flag:  # until the record is written: a signal after training has no effect
-        with MemoryLimit(plan.budget.memory_bytes, resting, device) as limit:
+        memory = memory_at_rest(resting, device)
+        most = max(filter(None, (plan.memory, memory)), key=lambda each: each.rest_bytes, default=None)
+        with run_limit(plan, resting, device) as limit:
             run = Run(
                 folder,
-                Job(plan.workload, plan.budget, choice.predicted, planned.profile),
+                Job(plan.workload, plan.budget, choice.predicted, planned.profile, most),
                 Machine(plan.hardware, device, make_meter(resting, device), limit),
                 subscribers=(*subscribers, *tensorboard_subscribers()),
                 stop=flag,
@@ -167,7 +171,10 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
             work, budget = plan.workload, plan.budget.memory_bytes
             started = (str(folder), name, work.model, work.data, budget, run.enforced, run.predicted)
             run.emit(RunStarted(*started, resumed))
-            record = strategy.fit(assembly.chain, assembly.training_data(), run)
+            if warning := replace(plan, memory=memory).machine_warning:
+                run.emit(Notice(warning))
+            with by_flag(plan):
+                record = strategy.fit(assembly.chain, assembly.training_data(), run)
         structure = config_of(name).structure(record)
         replace(assembly.architecture, strategy=name, structure=structure).write(folder, run.manifest)
         run.manifest.announce(run.metrics.written(grows=False))
@@ -175,18 +182,13 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
         run.manifest.settle()
         run.kept_weights.remove_all()
         keep_run(assembly.request.machine, record, plan)
-    _verify(record.measured["peak_bytes"], plan)
-    return record
-
-
-def _verify(peak_bytes: int, plan: Plan) -> None:
-    """Raise BudgetExceededError if a run exceeded its budget."""
-    budget = plan.budget.memory_bytes
-    if budget is not None and peak_bytes > budget:
+    if record.excess is not None:
+        peak, allowed = map(format_bytes, record.excess)
         raise BudgetExceededError(
-            f"the run was measured at {format_bytes(peak_bytes)}, above its budget of {format_bytes(budget)}. "
-            "Its model and record are kept; run again with a larger --memory."
+            f"the run was measured at {peak}, above its budget of {allowed}. "
+            f"Its model and record are kept; run again with a larger {plan.budget.memory_flag}."
         )
+    return record
 
 
 def _new_folder(out: str | Path | None, plan: Plan) -> Path:

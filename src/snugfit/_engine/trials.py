@@ -44,6 +44,9 @@ def compare(planned: Planned, steps: int, subscribers: Sequence[Subscriber]) -> 
     Each takes ``steps`` effective batches, and ``subscribers`` receive a notice of it. A trial that fails has its error
     in its row. Files of trials are removed, also after an interruption.
     """
+    request = planned.assembly.request
+    if FROM_PYTHON not in (request.model.model, request.data.data):
+        request.budget.check_trials()
     best: dict[str, Candidate] = {}
     for candidate in planned.plan.candidates:
         if candidate.feasible:

@@ -12,6 +12,7 @@ from torch import nn
 from snugfit._core.known import unknown_model
 from snugfit._core.registry import MODELS
 from snugfit._models import external
+from snugfit._models.initial import he_normal
 from snugfit._models.vit import POSITIONS, image_size_of
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -38,11 +39,21 @@ class _Trunk(NamedTuple):
 
 
 _BUILDERS: dict[str, Builder] = MODELS.load_all()
+_HE_NORMAL = {f"{__name__}.{family}" for family in ("mobilenet", "resnet", "vgg")}
+"""Modules whose networks begin with He's weights."""
 
 
 def names() -> tuple[str, ...]:
     """Names of the models that need no other package."""
     return tuple(_BUILDERS)
+
+
+def resets(name: str) -> Mapping[type[nn.Module], Callable[[nn.Module], None]]:
+    """Functions that initialise the layers of a network, by their types; other layers reset themselves.
+
+    The networks of the LLS paper and YOLOv2 begin with torch's own weights.
+    """
+    return {nn.Conv2d: he_normal} if _BUILDERS[name].__module__ in _HE_NORMAL else {}
 
 
 def recognise(shapes: Shapes) -> Match | None:

@@ -30,6 +30,7 @@ from snugfit.profiling import (
     describe,
     measure_probes,
     unit_stats,
+    without_others,
 )
 
 Measured = TypeVar("Measured", Probe, TensorProbe)
@@ -113,7 +114,9 @@ def search(
     best = ranked([*proposals.candidates, *rest], aim)
     chosen = 0 if best and best[0].feasible else None
     plan = Plan(question.workload, question.budget, question.hardware, best, chosen, aim)
-    return replace(plan, explanation=explanation_of(plan)), proposals.profile
+    plan = replace(plan, explanation=explanation_of(plan))
+    taken = [probes for strategy, probes in proposals.able if chosen is not None and strategy.name == best[0].strategy]
+    return plan, without_others(proposals.profile, taken[0]) if taken else proposals.profile
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,8 @@ class _Search:
             found = list(refused)
             for strategy, probes in able:
                 factors, own = correction(self.runs, strategy.name, workload), alone(profile, probes)
-                found += candidates_of(strategy, workload, profile, hardware, self.question.budget, factors, own)
+                trained = without_others(profile, probes)
+                found += candidates_of(strategy, workload, trained, hardware, self.question.budget, factors, own)
         return _Proposals(found, refused, able, profile)
 
 
@@ -186,7 +190,9 @@ def _identified(probe: Measured, strategy: Strategy, workload: Workload, network
             "input": workload.input_shape,
             "classes": workload.classes,
             "precision": workload.precision,
-            "optimizer": (optimizer.name, optimizer.momentum > 0, optimizer.weight_decay > 0),
+            "activations": workload.activations,
+            "weights": workload.weight_dtype,
+            "optimizer": (optimizer.name, optimizer.momentum > 0, optimizer.weight_decay > 0, optimizer.state),
             "task": (workload.task, workload.anchors, workload.most_boxes),
             "smoothed": workload.label_smoothing > 0,
         },
@@ -198,14 +204,17 @@ def _identified(probe: Measured, strategy: Strategy, workload: Workload, network
 
 def _merged(known: Profile, more: Profile) -> Profile:
     """Merge two profiles of one process."""
+    expected = {**known.expected, **more.expected}
+    resting = max(known.base_bytes - sum(known.expected.values()), more.base_bytes - sum(more.expected.values()))
     return replace(
         more,
         lines={**known.lines, **more.lines},
         floors={**known.floors, **more.floors},
         kept={**known.kept, **more.kept},
-        base_bytes=max(known.base_bytes, more.base_bytes),
+        base_bytes=resting + sum(expected.values()),
         start_bytes=known.start_bytes if known.floors else more.start_bytes,
         left={**known.left, **more.left},
+        expected=expected,
         seconds=known.seconds + more.seconds,
         tensors=more.tensors or known.tensors,
     )
@@ -249,12 +258,14 @@ def candidates_of(
         reasons = [f"needs {format_bytes(cost.peak_bytes)} of memory"] if too_big else []
         if _too_much(budget.storage_bytes, cost.storage_bytes):
             reasons.append(f"needs {format_bytes(cost.storage_bytes)} of storage")
-        candidate = Candidate(strategy.name, not reasons, to_data(proposal), cost, tuple(reasons), exact=proposal.exact)
+        exact = proposal.exact and not workload.compresses
+        candidate = Candidate(strategy.name, not reasons, to_data(proposal), cost, tuple(reasons), exact=exact)
         smallest = cost.peak_bytes if too_big else None
         candidates.append(replace(candidate, smallest_bytes=smallest, correction=factors))
     if not candidates:
         lack = strategy.shortfall(workload, own or profile, hardware, budget)
-        candidate = Candidate(strategy.name, False, to_data(strategy), reasons=lack.reasons, exact=strategy.exact)
+        exact = strategy.exact and not workload.compresses
+        candidate = Candidate(strategy.name, False, to_data(strategy), reasons=lack.reasons, exact=exact)
         candidates = [replace(candidate, smallest_bytes=lack.smallest_bytes, smallest_ratio=lack.smallest_ratio)]
     return candidates
 
@@ -267,12 +278,18 @@ def infeasible_error(plan: Plan) -> InfeasibleBudgetError | InfeasibleTimeError:
     """The error for a plan without a feasible candidate: the closest one, its lack, and the smallest budget."""
     asked = [candidate for candidate in plan.candidates if candidate.considered]
     model, work = plan.workload.model, f"{plan.workload.model} on {plan.workload.data}"
-    short = [(lack, candidate) for candidate in asked if (lack := _lack(plan.budget, candidate)) is not None]
+    short = [(lack, candidate) for candidate in asked if (lack := _lack(plan, candidate)) is not None]
     if short:
         (lacking, smallest), each = min(short, key=lambda pair: pair[0])
-        message = f"{work} does not fit a budget of {plan.budget}."
+        bound = f"a budget of {plan.budget}{plan.rest_text}"
+        if plan.budget.memory_bytes is None and each.smallest_bytes is not None:
+            bound = f"the {format_bytes(plan.free_bytes)} of memory that this machine has free for it"
+        message = f"{work} does not fit {bound}."
         closest = f"{each.strategy} ({'; '.join(each.reasons)})"
-        return InfeasibleBudgetError(message, closest=closest, lacking_bytes=lacking, smallest_bytes=smallest)
+        kind = "budget" if each.smallest_bytes is None else plan.budget.memory_kind
+        return InfeasibleBudgetError(
+            message, closest=closest, lacking_bytes=lacking, smallest_bytes=smallest, what=kind
+        )
     reasons = "; ".join(f"{each.strategy}: {', '.join(each.reasons)}" for each in asked)
     ratios = [candidate.smallest_ratio for candidate in asked if candidate.smallest_ratio is not None]
     if ratios:
@@ -282,11 +299,13 @@ def infeasible_error(plan: Plan) -> InfeasibleBudgetError | InfeasibleTimeError:
     return InfeasibleBudgetError(message, closest="none", lacking_bytes=0, smallest_bytes=smallest)
 
 
-def _lack(budget: Budget, candidate: Candidate) -> tuple[int, int] | None:
+def _lack(plan: Plan, candidate: Candidate) -> tuple[int, int] | None:
     """Bytes that a candidate lacks, and the smallest sufficient budget: of memory, or else of storage."""
-    cost, memory = candidate.predicted, budget.memory_bytes
-    if candidate.smallest_bytes is not None and (memory is None or candidate.smallest_bytes > memory):
-        return candidate.smallest_bytes - (memory or 0), candidate.smallest_bytes
+    cost, budget = candidate.predicted, plan.budget
+    memory = plan.free_bytes if budget.memory_bytes is None else budget.memory_bytes
+    if candidate.smallest_bytes is not None and candidate.smallest_bytes > memory:
+        smallest = plan.smallest_budget(candidate.smallest_bytes)
+        return smallest - (budget.total_memory_bytes or memory), smallest
     if cost is not None and _too_much(budget.storage_bytes, cost.storage_bytes):
         return cost.storage_bytes - (budget.storage_bytes or 0), cost.storage_bytes
     return None

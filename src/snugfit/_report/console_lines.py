@@ -91,8 +91,9 @@ def phase_line(event: PhaseDone, predicted_seconds: float | None, budget: int | 
 def result_table(record: Record) -> RenderableType:
     """The end of a run: predicted, measured and budget side by side, then facts about the model."""
     rows: list[tuple[str, str, Text | str, str]] = []
-    shown = (("peak memory", "peak_bytes", "memory_bytes"), ("storage", "storage_bytes", "storage_bytes"))
-    for name, key, limit in shown:
+    shown = {"peak_bytes": "peak memory", "total_memory_bytes": "memory in all", "storage_bytes": "storage"}
+    for key, name in shown.items():
+        limit = "memory_bytes" if key == "peak_bytes" else key
         used, budget = record.measured.get(key), record.budget.get(limit)
         style = "" if budget is None or used is None else "red" if used > budget else "green"
         rows.append((name, size(record.predicted.get(key)), Text(size(used), style), size(budget)))

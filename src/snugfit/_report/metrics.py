@@ -62,12 +62,10 @@ def _lines(file: TextIO) -> Iterator[str]:
         yield line.replace("\0", "")
 
 
-def curves(
-    rows: Iterable[MetricRow], column: str, *, epochs: bool = False, scale: float = 1, most: int = 300
-) -> list[Curve]:
+def curves(rows: Iterable[MetricRow], column: str, *, epochs: bool = False, scale: float = 1) -> list[Curve]:
     """Curves of ``scale`` times ``column`` over elapsed seconds, one per phase in order of appearance.
 
-    ``epochs`` takes the epoch rows instead of the step rows; every curve is thinned to ``most`` points.
+    ``epochs`` takes the epoch rows instead of the step rows; every curve is thinned to 300 points.
     """
     found: dict[str, Curve] = {}
     for row in rows:
@@ -75,7 +73,7 @@ def curves(
             curve = found.setdefault(row.phase, Curve(row.phase))
             curve.seconds.append(row.values["seconds"])
             curve.values.append(row.values[column])
-    return [curve.thinned(most, scale) for curve in found.values()]
+    return [curve.thinned(300, scale) for curve in found.values()]
 
 
 def _row(cells: dict[str, str | None]) -> MetricRow:

@@ -53,8 +53,12 @@ def render(record: Record, rows: list[MetricRow], pictures: Pictures | None = No
 def verdict(record: Record) -> tuple[str, str]:
     """``good``, ``bad`` or ``plain``, and the sentence that goes with it."""
     limits = [
-        (name, record.budget.get(f"{name}_bytes"), record.measured.get(measured))
-        for name, measured in (("memory", "peak_bytes"), ("storage", "storage_bytes"))
+        (name.replace("_", " "), record.budget.get(f"{name}_bytes"), record.measured.get(measured))
+        for name, measured in (
+            ("memory", "peak_bytes"),
+            ("total_memory", "total_memory_bytes"),
+            ("storage", "storage_bytes"),
+        )
     ]
     over = [
         f"{name} by {format_bytes(used - limit)}" for name, limit, used in limits if limit and used and used > limit
@@ -91,6 +95,8 @@ def _setting_cards(record: Record) -> str:
     cards = [html.card(name, html.pairs(_flat(data))) for name, data in groups if data]
     measure = [("peak metric", record.measured.get("peak_metric")), ("run folder", record.run_dir)]
     measure.insert(1, ("peak of tensors", size(record.measured.get("tensor_peak_bytes"))))
+    if (total := record.measured.get("total_memory_bytes")) is not None:
+        measure.insert(2, ("peak of all processes", size(total)))
     return html.grid([*cards, html.card("Measurement", html.pairs(measure))])
 
 

@@ -14,8 +14,10 @@ from rich.text import Text
 
 from snugfit._core.plan import Candidate, Plan
 from snugfit._core.record import Trial
+from snugfit._core.registry import find_config
+from snugfit._core.workload import Workload
 from snugfit._quantities import format_bytes, format_seconds
-from snugfit._report.formatting import NONE, duration, size
+from snugfit._report.formatting import NONE, duration, share, size
 
 PIPE_WIDTH = 120
 """Columns of what is written to a file or pipe."""
@@ -73,6 +75,8 @@ def print_plan(plan: Plan, file: TextIO | None = None) -> None:
     console.print(choice_line(plan), soft_wrap=True)
     for sentence in plan.explanation:
         console.print(Text(sentence), soft_wrap=True)
+    for line in memory_lines(plan):
+        console.print(line, soft_wrap=True)
     if plan.command:
         console.print(Text.assemble("Run it: ", (shlex.join(plan.command), "bold")), soft_wrap=True)
 
@@ -97,7 +101,7 @@ def plan_table(plan: Plan) -> Table:
     ]
     table = make_table(f"{plan.workload.model} on {plan.workload.data}, budget {plan.budget}", columns)
     for index, candidate in enumerate(plan.candidates):
-        cells = _cells(candidate, chosen=index == plan.chosen, sends=sends)
+        cells = _cells(candidate, chosen=index == plan.chosen, sends=sends, workload=plan.workload)
         table.add_row(*cells, style="" if candidate.feasible else "dim")
     return table
 
@@ -107,8 +111,11 @@ def choice_line(plan: Plan) -> Text:
     choice = plan.choice
     if choice is None:
         smallest = min((c.smallest_bytes for c in plan.candidates if c.smallest_bytes), default=None)
-        rest = "" if smallest is None else f" The smallest memory budget that would do is {format_bytes(smallest)}."
-        return Text(f"Nothing fits this budget.{rest}", "red")
+        kind = "memory budget" if plan.budget.total_memory is None else plan.budget.memory_flag
+        smallest = None if smallest is None else plan.smallest_budget(smallest)
+        rest = "" if smallest is None else f" The smallest {kind} that would do is {format_bytes(smallest)}."
+        bound = "what this machine has free" if rest and plan.budget.memory_bytes is None else "this budget"
+        return Text(f"Nothing fits {bound}.{rest}", "red")
     cost = choice.predicted
     line = Text.assemble("Chosen: ", (choice.strategy, "bold green"))
     if cost is not None:
@@ -116,8 +123,23 @@ def choice_line(plan: Plan) -> Text:
     return line.append(".")
 
 
-def print_comparison(trials: Sequence[Trial], file: TextIO | None = None) -> None:
-    """Print a row per trial: peak and seconds, predicted and measured, and their ratio; to stderr by default."""
+def memory_lines(plan: Plan) -> list[Text]:
+    """Memory at rest, what the run adds, their sum and what the machine has; and a warning where it has too little."""
+    memory, adds, total = plan.memory, plan.growth_bytes, plan.total_bytes
+    if memory is None:
+        return []
+    line = Text(f"Memory in all: {format_bytes(memory.rest_bytes)} at rest")
+    if adds is not None:
+        kind = "peak" if plan.budget.memory_bytes is None else "budget"
+        line.append(f" + {kind} {format_bytes(adds)} = {format_bytes(total or 0)}")
+    line.append(f". This machine has {format_bytes(memory.machine.ram_bytes)} of RAM free for the run")
+    if memory.machine.group_bytes is not None:
+        line.append(f", and its control group leaves {format_bytes(memory.machine.group_bytes)}")
+    return [line.append("."), *([Text(f"warning: {warning}", "yellow")] if (warning := plan.machine_warning) else [])]
+
+
+def print_comparison(trials: Sequence[Trial]) -> None:
+    """Print a row per trial to stderr: peak and seconds, predicted and measured, and their ratio."""
     images = max((trial.images for trial in trials), default=0)
     figures = ("predicted\npeak", "measured,\nof budget", "ratio", "predicted\ntime", "measured", "ratio")
     columns = [
@@ -126,10 +148,10 @@ def print_comparison(trials: Sequence[Trial], file: TextIO | None = None) -> Non
         Column("error", ratio=1),
     ]
     rows = [_compared(trial) for trial in trials]
-    print_tables(make_table(f"Trials: one epoch over {images} images each", columns, rows), file=file)
+    print_tables(make_table(f"Trials: one epoch over {images} images each", columns, rows))
 
 
-def _cells(candidate: Candidate, *, chosen: bool, sends: bool) -> list[Text | str]:
+def _cells(candidate: Candidate, *, chosen: bool, sends: bool, workload: Workload) -> list[Text | str]:
     cost = candidate.predicted
     timed = cost if candidate.feasible else None
     sent = [size(cost.sent_bytes if cost else None)] if sends else []
@@ -141,9 +163,15 @@ def _cells(candidate: Candidate, *, chosen: bool, sends: bool) -> list[Text | st
         duration(timed.seconds if timed else None),
         size(cost.storage_bytes if cost else None),
         *sent,
-        "yes" if candidate.exact else "no",
+        _exactness(candidate, workload),
         Text(_notes(candidate)),
     ]
+
+
+def _exactness(candidate: Candidate, workload: Workload) -> str:
+    if workload.compresses and workload.activations in find_config(candidate.strategy).activations:
+        return "nearly"
+    return "no" if not candidate.exact else "gradients" if workload.rounded_flags else "yes"
 
 
 def _notes(candidate: Candidate) -> str:
@@ -163,13 +191,9 @@ def _compared(trial: Trial) -> list[Text | str]:
         trial.strategy,
         size(trial.predicted_peak_bytes),
         against(trial.measured_peak_bytes, trial.budget_bytes),
-        _ratio(trial.peak_ratio),
+        share(trial.peak_ratio),
         duration(trial.predicted_seconds),
         duration(trial.measured_seconds),
-        _ratio(trial.seconds_ratio),
+        share(trial.seconds_ratio),
         Text(trial.error or "", "red"),
     ]
-
-
-def _ratio(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}"

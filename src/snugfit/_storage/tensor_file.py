@@ -247,7 +247,7 @@ def _restored(tensor: Tensor, axes: list[int] | None) -> Tensor:
     return tensor if axes is None else tensor.permute([axes.index(axis) for axis in range(len(axes))])
 
 
-def save_model(folder: Path, state: Mapping[str, Tensor], manifest: Manifest) -> Path:
+def save_model(folder: Path, state: Mapping[str, Tensor | Deferred], manifest: Manifest) -> Path:
     """Write a run's trained weights, a state dict, in their shapes, atomically and without a second copy in memory.
 
     Raises:

@@ -69,7 +69,7 @@ def dry_run_phase(
     budget = format_bytes(run.budget.memory_bytes or 0)
     raise BudgetExceededError(
         f"{phase.name} needs more than the memory budget of {budget} at every batch size tried, although it was "
-        "predicted to fit. Use a larger --memory."
+        f"predicted to fit. Use a larger {run.budget.memory_flag}."
     )
 
 

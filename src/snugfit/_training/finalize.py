@@ -109,12 +109,16 @@ def make_record(run: Run, data: TrainingData, outcome: Outcome) -> Record:
         model=workload.model,
         data=workload.data,
         device=str(run.device),
-        budget=_fields(run.budget, "memory_bytes", "storage_bytes", "time_ratio"),
+        budget=_fields(run.budget, "memory_bytes", "total_memory_bytes", "storage_bytes", "time_ratio"),
         enforced=run.enforced,
-        predicted=_fields(predicted, "peak_bytes", "seconds", "storage_bytes"),
+        predicted={
+            **_fields(predicted, "peak_bytes", "seconds", "storage_bytes"),
+            "total_memory_bytes": run.memory.rest_bytes + predicted.peak_bytes if run.memory else None,
+        },
         measured={
             "peak_bytes": position.peak_bytes,
             "peak_metric": run.meter.metric,
+            "total_memory_bytes": position.total_bytes or None,
             "tensor_peak_bytes": max((phase.tensor_peak_bytes for phase in position.phases), default=0),
             "seconds": position.seconds,
             "storage_bytes": position.storage_bytes,

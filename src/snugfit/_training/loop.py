@@ -115,7 +115,8 @@ def _step_within_budget(
     budget = format_bytes(run.budget.memory_bytes or 0)
     raise BudgetExceededError(
         f"a training step needed more than the memory budget of {budget}: refused at {peak} ({what}). "
-        f"The last checkpoint in {run.folder} is intact; train again with a larger --memory or a smaller --batch-limit."
+        f"The last checkpoint in {run.folder} is intact; train again with a larger {run.budget.memory_flag} "
+        "or a smaller --batch-limit."
     )
 
 

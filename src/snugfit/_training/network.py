@@ -14,7 +14,8 @@ from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.statistics import recompute_statistics
 from snugfit._training.task import StepResult, loss_of, precision_context, task_of
 from snugfit.errors import CheckpointError
-from snugfit.lean import use_lean_convolutions
+from snugfit.lean import CompressedActivations, use_lean, use_lean_convolutions
+from snugfit.lean.bfloat16_weights import use_float_gradients
 from snugfit.memory import is_out_of_memory
 
 Forward = Callable[[Tensor], Tensor]
@@ -38,6 +39,17 @@ def mismatch_errors(
         raise CheckpointError(f"{source} belongs to another model ({first[:120]}). {advice}") from error
 
 
+def _compressing(forward: Forward, workload: Workload) -> Forward:
+    """A forward pass whose feature maps are kept in fewer bits."""
+    context = CompressedActivations(8 if workload.activations == "int8" else 4)
+
+    def run(images: Tensor) -> Tensor:
+        with context:
+            return forward(images)
+
+    return run
+
+
 class NetworkTrainer:
     """Trains a network on the task's loss, with accumulation or with gradients applied in the backward pass.
 
@@ -50,9 +62,11 @@ class NetworkTrainer:
     """
 
     def __init__(self, module: nn.Module, forward: Forward, workload: Workload, micro_batches: int = 1) -> None:
-        self.module, self.forward, self.micro_batches = module, forward, micro_batches
+        self.module, self.micro_batches = module, micro_batches
+        self.forward = _compressing(forward, workload) if workload.compresses else forward
         self.modules, self.task = [module], task_of(workload)
-        use_lean_convolutions(module)
+        (use_lean if workload.compresses else use_lean_convolutions)(module)
+        use_float_gradients(module)
         self.optimizers = ParameterOptimizers(module.named_parameters(), workload.optimizer)
         self._bfloat16 = workload.precision == "bfloat16"
         if micro_batches == 1:

@@ -1,28 +1,29 @@
-"""One optimizer per parameter, so that each gradient is applied and freed as soon as it is complete.
+"""One update rule per parameter, so that each gradient is applied and freed as soon as it is complete.
 
-SGD and AdamW use torch's fused kernels: the stock loops allocate one (SGD) or two (AdamW) temporaries of the
-parameter's size in every step, the fused kernels none. Schedule-free AdamW has no fused kernel and allocates one. Its
-scalar state is the same for all parameters that step together, so one optimizer per parameter is equivalent to one per
-unit.
+The scalar state of schedule-free AdamW is the same for all parameters that step together, so one rule per parameter is
+equivalent to one per unit.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
-from operator import methodcaller
-from typing import Any
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, cast
 
 import torch
-from schedulefree import AdamWScheduleFree
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from snugfit._core.workload import OptimizerName, OptimizerSettings
+from snugfit._core.workload import OptimizerSettings
 from snugfit._storage.tensor_file import Deferred
-from snugfit.errors import CheckpointError
+from snugfit.errors import CheckpointError, ModelError
+from snugfit.lean.optimizer_state import RoundingRule
+from snugfit.lean.update_rules import FusedAdamW, FusedSGD, UpdateRule, fit
+
+if TYPE_CHECKING:
+    from snugfit._training.schedule_free import ScheduleFree
 
 
 def lr_factor(settings: OptimizerSettings, step: int, steps: int, epochs: int) -> float:
@@ -39,23 +40,64 @@ def lr_factor(settings: OptimizerSettings, step: int, steps: int, epochs: int) -
     return 0.5 * (1.0 + math.cos(math.pi * min((step - warm_up) / max(epochs * steps - warm_up, 1), 1.0)))
 
 
-def _optimizer(parameter: nn.Parameter, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    common: dict[str, Any] = {"params": [parameter], "lr": settings.lr, "weight_decay": settings.weight_decay}
-    fused = parameter.device.type in _FUSED_DEVICES
+def _rule(name: str, parameter: nn.Parameter, settings: OptimizerSettings) -> UpdateRule:
+    if settings.averages:
+        from snugfit._training.schedule_free import ScheduleFree
+
+        return ScheduleFree(parameter, settings.lr, settings.weight_decay)
+    rule: FusedSGD | FusedAdamW
     if settings.name == "sgd":
-        return torch.optim.SGD(momentum=settings.momentum, fused=fused, **common)
-    if settings.name == "adamw":
-        return torch.optim.AdamW(fused=fused, **common)
-    optimizer: torch.optim.Optimizer = AdamWScheduleFree(foreach=False, **common)
-    return optimizer
+        rule = FusedSGD(settings.lr, settings.momentum, settings.weight_decay)
+    else:
+        rule = FusedAdamW(settings.lr, settings.weight_decay)
+    if parameter.dtype != torch.bfloat16 and (settings.state == "float32" or not rule.names):
+        return rule
+    return RoundingRule(rule, rule.names, settings.state, seed=zlib.crc32(name.encode()))
 
 
-_FUSED_DEVICES = ("cpu", "cuda")
-_FUSED_STATE: dict[OptimizerName, tuple[str, ...]] = {"sgd": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}
-_AVERAGING_NUMBERS = ("k", "weight_sum", "lr_max")
-"""Scalar state of schedule-free AdamW in its parameter group."""
-_LIVE = "y"
-"""Name of the trained weights of schedule-free AdamW, in a state whose weights are the averaged ones."""
+def _expected_state(
+    name: str, parameter: nn.Parameter, settings: OptimizerSettings, found: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """Tensors of the types and shapes that a parameter's state has after a step."""
+    if settings.averages:
+        return {key: parameter if value.dim() else value for key, value in found.items()}
+    empty = nn.Parameter(torch.empty_like(parameter, device="meta"))
+    empty.grad = empty.detach()
+    rule = _rule(name, empty, settings)
+    rule.step(empty)
+    return rule.state
+
+
+def _check_state(name: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Refuse tensors of other shapes, (...), than the expected ones, and scalars that are no numbers.
+
+    Fused kernels would read beyond a smaller tensor.
+    """
+    for key in sorted({*found, *expected}):
+        is_, should_be = (_kind(each.get(key)) for each in (found, expected))
+        if is_ != should_be:
+            raise CheckpointError(
+                f"optimizer state '{name}/{key}' is {is_} instead of {should_be}. Resume the same model with the same "
+                "--optimizer and --optimizer-state."
+            )
+        if not found[key].dim() and not found[key].isfinite():
+            number = found[key].item()
+            raise CheckpointError(f"optimizer state '{name}/{key}' is {number}: it is damaged. Start the run again.")
+
+
+def _kind(tensor: Tensor | None) -> str:
+    return "absent" if tensor is None else f"{tensor.dtype} of shape {tuple(tensor.shape)}".removeprefix("torch.")
+
+
+def _require_dense(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Refuse parameters with gaps or overlaps in memory, which fused kernels would step wrongly."""
+    for name, parameter in parameters.items():
+        dense = torch.empty_like(parameter, device="meta")  # keeps the layout if there are none
+        layouts = zip(parameter.shape, parameter.stride(), dense.stride(), strict=True)
+        if any(own != filled for size, own, filled in layouts if size > 1) and parameter.numel() > 1:
+            raise ModelError(
+                f"the parameter '{name}' is a view with gaps or overlaps in memory; make it of x.contiguous() instead."
+            )
 
 
 class ParameterOptimizers:
@@ -69,14 +111,10 @@ class ParameterOptimizers:
     def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: OptimizerSettings) -> None:
         self.settings = settings
         self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
-        self._optimizers = {name: _optimizer(p, settings) for name, p in self.parameters.items()}
+        _require_dense(self.parameters)
+        self._rules = {name: _rule(name, p, settings) for name, p in self.parameters.items()}
         self._handles: list[RemovableHandle] = []
-        self._averaged = True
         self._lr_scales: Mapping[str, float] = {}
-
-    def __iter__(self) -> Iterator[torch.optim.Optimizer]:
-        """The optimizers, one per parameter."""
-        return iter(self._optimizers.values())
 
     def apply_in_backward(self) -> list[RemovableHandle]:
         """Step and free each gradient as soon as backward has accumulated it; returns the hooks' handles.
@@ -109,8 +147,8 @@ class ParameterOptimizers:
 
     def set_lr_factor(self, factor: float) -> None:
         """Set the learning rate to ``settings.lr * factor``, times a parameter's own scale if it has one."""
-        for name, optimizer in self._optimizers.items():
-            optimizer.param_groups[0]["lr"] = self.settings.lr * self._lr_scales.get(name, 1.0) * factor
+        for name, rule in self._rules.items():
+            rule.lr = self.settings.lr * self._lr_scales.get(name, 1.0) * factor
 
     def scale_lr(self, scales: Mapping[str, float]) -> None:
         """Set learning rates of single parameters: multiples of ``settings.lr``, by name."""
@@ -119,125 +157,68 @@ class ParameterOptimizers:
 
     def train(self) -> None:
         """Put the trained weights in place; required before a step after :meth:`average`."""
-        self._switch(to_average=False)
+        for rule in self._averaging().values():
+            rule.switch(to_average=False)
 
     def average(self) -> None:
         """Put the averaged weights in place if the optimizer averages; otherwise do nothing."""
-        self._switch(to_average=True)
-
-    def _switch(self, *, to_average: bool) -> None:
-        if self.settings.averages and self._averaged != to_average:
-            for optimizer in self._optimizers.values():
-                methodcaller("eval" if to_average else "train")(optimizer)  # torch's base class has neither
-        self._averaged = to_average
+        for rule in self._averaging().values():
+            rule.switch(to_average=True)
 
     def averaged(self) -> dict[str, Deferred]:
         """The averaged weights by parameter name, computed when saved; empty if those in place are saved."""
-        if not self.settings.averages or self._averaged:
-            return {}
-        return {name: Deferred(p.detach(), partial(self._average_of, name)) for name, p in self.parameters.items()}
+        trained = {name: rule for name, rule in self._averaging().items() if not rule.averaged}
+        return {name: Deferred(self.parameters[name].detach(), rule.average) for name, rule in trained.items()}
 
-    @torch.no_grad()
-    def _average_of(self, name: str) -> Tensor:
-        parameter, optimizer = self.parameters[name], self._optimizers[name]
-        z = optimizer.state.get(parameter, {}).get("z", parameter)
-        return torch.lerp(parameter, z, 1 - 1 / optimizer.param_groups[0]["betas"][0])
+    def _averaging(self) -> Mapping[str, ScheduleFree]:
+        return cast("Mapping[str, ScheduleFree]", self._rules) if self.settings.averages else {}
 
     def state(self) -> dict[str, Tensor]:
         """The live tensors of optimizer state, of any shape, by flat names (``features.0.weight/momentum_buffer``)."""
-        found: dict[str, Tensor] = {}
-        for name, optimizer in self._optimizers.items():
-            parameter = self.parameters[name]
-            values = dict(optimizer.state.get(parameter, {}))
-            if self.settings.averages:
-                group = optimizer.param_groups[0]
-                values |= {key: torch.tensor(group[key], dtype=torch.float64) for key in _AVERAGING_NUMBERS}
-                values |= {} if self._averaged else {_LIVE: parameter.detach()}
-            found |= {f"{name}/{key}": value for key, value in values.items() if isinstance(value, Tensor)}
-        return found
+        return {f"{name}/{key}": value for name, rule in self._rules.items() for key, value in rule.state.items()}
+
+    def change_state(self, change: Callable[[str, Tensor], Tensor]) -> None:
+        """Replace the tensors of the state, of any shape, by ``change(name, tensor)``, parameter by parameter."""
+        for name, rule in self._rules.items():
+            rule.state = {key: change(name, value) for key, value in rule.state.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore a state from :meth:`state`: the tensors themselves if their shape and layout fit, else copies.
+        """Restore a state from :meth:`state`: the tensors themselves if their layout fits, else copies.
 
         Raises:
-            CheckpointError: a name or a shape does not belong to these parameters.
+            CheckpointError: a name, shape or type is not that of these parameters' state, or a scalar is not finite.
         """
-        restored: dict[str, dict[str, Any]] = {name: {} for name in self.parameters}
+        restored: dict[str, dict[str, Tensor]] = {name: {} for name in self.parameters}
         for flat_name, value in state.items():
             name, _, key = flat_name.rpartition("/")
             if name not in restored:
                 raise CheckpointError(f"optimizer state '{flat_name}' belongs to no parameter. Resume the same model.")
+            restored[name][key] = value
+        for name, values in restored.items():
             parameter = self.parameters[name]
-            if value.dim() and value.shape != parameter.shape:
-                raise CheckpointError(
-                    f"optimizer state '{flat_name}' has shape {tuple(value.shape)}, its parameter "
-                    f"{tuple(parameter.shape)}. Resume the same model."
-                )
-            restored[name][key] = _fit(value, parameter) if value.dim() else value.to(parameter.device)
-        for name, optimizer in self._optimizers.items():
-            if self.settings.averages:
-                self._restore_average(name, restored[name])
-            optimizer.state.clear()
-            if restored[name]:
-                optimizer.state[self.parameters[name]] = restored[name]
-
-    @torch.no_grad()
-    def _restore_average(self, name: str, restored: dict[str, Any]) -> None:
-        """Move entries that are not per-parameter optimizer state to their place; shapes are unchanged."""
-        parameter, group = self.parameters[name], self._optimizers[name].param_groups[0]
-        for key in _AVERAGING_NUMBERS:
-            if key in restored:
-                group[key] = type(group[key])(restored.pop(key).item())
-        live = restored.pop(_LIVE, None)
-        if live is not None:
-            parameter.copy_(live)
-        self._averaged = live is None
-        group["train_mode"] = not self._averaged
+            if values:
+                _check_state(name, values, _expected_state(name, parameter, self.settings, values))
+            for key, value in values.items():
+                shaped = value.shape == parameter.shape
+                values[key] = fit(value, parameter) if shaped else value.to(parameter.device)
+        for name, rule in self._rules.items():
+            rule.state = restored[name]
 
     def release(self) -> None:
-        """Drop hooks, gradients and all optimizer state; the object cannot be used afterwards.
-
-        torch's optimizers are parts of reference cycles, so their tensors would stay until the garbage collector runs.
-        """
+        """Drop hooks, gradients and all optimizer state; the object cannot be used afterwards."""
         self.detach_hooks()
         self.zero_grad()
-        for optimizer in self._optimizers.values():
-            optimizer.state.clear()
-        self._optimizers.clear()
+        self._rules.clear()
         self.parameters.clear()
 
     def _apply(self, name: str) -> None:
         parameter = self.parameters[name]
-        if parameter.grad is None:
-            return
-        parameter.grad = _fit(parameter.grad, parameter)
-        if parameter.is_meta and self.settings.name in _FUSED_STATE:
-            self._take_state(self._optimizers[name].state[parameter], parameter)
-        else:
-            self._optimizers[name].step()
-        parameter.grad = None
-
-    def _take_state(self, state: dict[str, Tensor], parameter: nn.Parameter) -> None:
-        """State of a fused kernel, in the parameter's shape: torch's loops on the meta device would use temporaries."""
-        for key in _FUSED_STATE[self.settings.name] if self.settings.state_per_parameter else ():
-            if key not in state:
-                state[key] = torch.empty_like(parameter, requires_grad=False)
+        if parameter.grad is not None:
+            self._rules[name].step(parameter)
+            parameter.grad = None
 
 
 def _apply_through(reference: weakref.ref[ParameterOptimizers], name: str) -> None:
     optimizers = reference()
     if optimizers is not None:
         optimizers._apply(name)
-
-
-def _fit(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
-    """Return ``tensor`` on the device and in the shape and layout of ``parameter``: fused kernels read raw memory.
-
-    On the meta device, gradients of convolutions have other layouts than on real devices.
-    """
-    if tensor.is_meta and parameter.is_meta:
-        return tensor
-    layouts = zip(parameter.shape, tensor.stride(), parameter.stride(), strict=True)
-    if tensor.device == parameter.device and all(mine == theirs for n, mine, theirs in layouts if n > 1):
-        return tensor
-    return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)

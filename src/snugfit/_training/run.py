@@ -19,6 +19,7 @@ from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Cost, Phase
 from snugfit._core.profile import Profile
 from snugfit._core.record import ExitRecord, KeptEpoch, PhaseRecord
+from snugfit._core.run_memory import RunMemory
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import Workload
 from snugfit._storage.checkpoint import Checkpoint, CheckpointStore
@@ -52,7 +53,7 @@ class Position:
         seconds: time spent in training before this position; ``phase_seconds`` of it in the current phase.
         energy_joules: energy of the machine's processors before this position; 0 without a counter.
         phase_peak_bytes, phase_tensor_bytes: measured so far in the current phase.
-        peak_bytes: measured so far in the run.
+        peak_bytes: measured so far in the run; ``total_bytes`` of all its processes.
         storage_bytes: most bytes of cache on disk so far.
         phases, exits: records of finished phases and exits.
         kept: the epoch whose weights are kept, of those that were validated so far.
@@ -72,6 +73,7 @@ class Position:
     phase_peak_bytes: int = 0
     phase_tensor_bytes: int = 0
     peak_bytes: int = 0
+    total_bytes: int = 0
     storage_bytes: int = 0
     metrics_offset: int = 0
     phases: list[PhaseRecord] = field(default_factory=list)
@@ -88,12 +90,16 @@ class Position:
 
 @dataclass(frozen=True)
 class Job:
-    """What a run does: the chosen candidate of a plan, its predicted cost, and what that was predicted from."""
+    """What a run does: the chosen candidate of a plan, its predicted cost, and what that was predicted from.
+
+    ``memory`` is that of the processes at rest, the most of any process that planned or trained, if it was measured.
+    """
 
     workload: Workload
     budget: Budget
     predicted: Cost
     profile: Profile
+    memory: RunMemory | None = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,7 @@ class Run:
         commands: Commands | None = None,
     ) -> None:
         self.folder, self.workload, self.budget = folder, job.workload, job.budget
-        self.predicted, self.profile = job.predicted, job.profile
+        self.predicted, self.profile, self.memory = job.predicted, job.profile, job.memory
         self.hardware, self.device = machine.hardware, machine.device
         self.meter, self.limit, self.enforced = machine.meter, machine.limit, machine.limit.enforced
         self.stop, self.commands = stop or StopFlag(), commands
@@ -170,6 +176,10 @@ class Run:
         self.emit(Notice(f"{self.metrics.path} {flaw or 'was damaged'}; it starts again, and training continues"))
         return 0
 
+    def count_storage(self, size: int) -> None:
+        """Count bytes on disk at this moment; the record holds the most."""
+        self.position.storage_bytes = max(self.position.storage_bytes, size)
+
     @property
     def resumed(self) -> bool:
         """Whether the current phase was resumed from a checkpoint in its middle."""
@@ -186,7 +196,14 @@ class Run:
         return self._resumed.load(group)
 
     def save(self, tensors: Mapping[str, Mapping[str, torch.Tensor | Deferred]]) -> None:
-        """Write a checkpoint of these tensors, of any shapes, and the current position."""
+        """Write a checkpoint of these tensors, of any shapes, and the current position.
+
+        Raises:
+            DivergedError: a tensor holds NaN or infinity: a gradient may, although the loss was finite.
+        """
+        for name, tensor in (pair for group in tensors.values() for pair in group.items()):
+            if isinstance(tensor, torch.Tensor) and not _sum_is_finite(tensor):
+                raise self._diverged(f"{name} holds NaN or infinite values before")
         self.tick()
         self.position.metrics_offset = self.metrics.offset()
         kept = self.position.kept
@@ -219,6 +236,7 @@ class Run:
         self.limit.refresh()
         self.position.phase_peak_bytes = max(self.position.phase_peak_bytes, peak)
         self.position.peak_bytes = max(self.position.peak_bytes, peak)
+        self.position.total_bytes = max(self.position.total_bytes, self.meter.total_bytes)
 
     def start_phase(self, phase: Phase, index: int, count: int, epochs: int, steps: int, first_epoch: int = 0) -> None:
         """Begin or resume a phase whose weights are in memory; its first step may use all remaining headroom."""
@@ -264,11 +282,18 @@ class Run:
             DivergedError: the loss is NaN or infinite.
         """
         if not math.isfinite(loss):
-            position = self.position
-            raise DivergedError(
-                f"the loss became {loss} in {where}, epoch {position.epoch + 1}, step {position.step + 1}. "
-                "Lower --lr, or check the data for broken images; the last checkpoint is untouched."
-            )
+            raise self._diverged(f"the loss became {loss} in {where},")
+
+    def _diverged(self, what: str) -> DivergedError:
+        return DivergedError(
+            f"{what} epoch {self.position.epoch + 1}, step {self.position.step + 1}. "
+            "Lower --lr, or check the data for broken images; the last checkpoint is untouched."
+        )
+
+
+def _sum_is_finite(tensor: torch.Tensor) -> bool:
+    """Whether floats of any shape are; a sum of integers would make a copy in another type."""
+    return not tensor.is_floating_point() or math.isfinite(tensor.sum())
 
 
 class EnergyMeter:

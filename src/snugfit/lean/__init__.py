@@ -17,6 +17,7 @@
 from snugfit._upstream import fix_group_norm
 from snugfit.lean.activation import LeanLeakyReLU, LeanReLU, LeanReLU6
 from snugfit.lean.batchnorm import LeanBatchNorm1d, LeanBatchNorm2d, LeanBatchNorm3d
+from snugfit.lean.compression import CompressedActivations
 from snugfit.lean.convolution import LeanConv2d, StandardisedConv2d
 from snugfit.lean.fused_norm_act import FusedNormAct, FusedPoolNormAct
 from snugfit.lean.int8_weights import FloatState, restore_float, store_int8
@@ -35,6 +36,7 @@ from snugfit.lean.switches import (
 fix_group_norm()
 
 __all__ = [
+    "CompressedActivations",
     "FloatState",
     "FusedNormAct",
     "FusedPoolNormAct",

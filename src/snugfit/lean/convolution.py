@@ -39,8 +39,9 @@ class Geometry(NamedTuple):
 class _LeanConvolution(torch.autograd.Function):
     """Feature map (B, C, H, W) to (B, K, H', W').
 
-    Under autocast, ``dtype`` is the low precision, in which the input is given. The weight is lowered again in the
-    backward pass: a lowered copy of every frozen weight would live from one pass to the other.
+    ``dtype`` is the type of the input, if the weight has another: the low precision of autocast, or float32 for a
+    weight in bfloat16. The weight is converted again in the backward pass: copies of all weights would live from one
+    pass to the other.
     """
 
     @staticmethod
@@ -69,9 +70,13 @@ class _LeanConvolution(torch.autograd.Function):
         to_inputs, to_weight, to_bias = ctx.needs_input_grad[:3]
         mask = [to_inputs, to_weight and not ctx.by_position, to_bias and to_weight and not ctx.by_position]
         found: list[Tensor | None] = [None, None, None]
-        if any(mask):
-            given = with_placeholders(inputs, weight, ctx.layouts, ctx.geometry, ctx.dtype)
-            found[:] = convolution_gradients(gradient, *given, ctx.geometry, mask)
+        for part in _separated(mask) if ctx.layouts[1].dtype == torch.bfloat16 else [mask]:
+            if any(part):
+                needed = weight if part[0] else None
+                given = with_placeholders(inputs, needed, ctx.layouts, ctx.geometry, ctx.dtype)
+                gradients = convolution_gradients(gradient, *given, ctx.geometry, part)
+                found = [old if new is None else new for old, new in zip(found, gradients, strict=True)]
+                del given, gradients
         if ctx.by_position:
             stride, padding, dilation, _ = ctx.geometry
             kernel = tuple(ctx.layouts[1].size[2:])
@@ -79,6 +84,11 @@ class _LeanConvolution(torch.autograd.Function):
         if to_bias and not mask[2]:  # oneDNN would compute the weight's gradient on the way
             found[2] = gradient.sum((0, 2, 3))
         return (*found, None, None, None)
+
+
+def _separated(mask: list[bool]) -> list[list[bool]]:
+    """The input's gradient, then the others: a converted weight is freed before its gradient is made."""
+    return [[mask[0], False, False], [False, *mask[1:]]]
 
 
 def convolution_gradients(
@@ -218,8 +228,10 @@ class LeanConv2d(nn.Conv2d):
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         dtype = autocast_dtype(input)
         by_position = weight.requires_grad and dtype is None and self._is_small(input)
-        if not needs_gradient(input, weight, bias) or not (by_position or _is_lean(input, weight, dtype)):
-            stock: Tensor = super()._conv_forward(input, weight, bias)
+        converts = dtype is None and weight.dtype == torch.bfloat16 != input.dtype
+        dtype = input.dtype if converts else dtype
+        if not needs_gradient(input, weight, bias) or not (by_position or converts or _is_lean(input, weight, dtype)):
+            stock: Tensor = super()._conv_forward(input, weight.to(input.dtype) if converts else weight, bias)
             return stock
         images, geometry = self._prepared(input, dtype)
         output: Tensor = _LeanConvolution.apply(images, weight, bias, geometry, by_position, dtype)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, fx, nn
 
-from snugfit._chain import split_tail
+from snugfit._chain import averaged_side, split_tail
 from snugfit.local.auxiliary import is_initial
 from snugfit.local.base import ConvShape, LayerShape, LocalLoss, LocalOutput, NetworkStats, UnitShape
 from snugfit.local.macs import input_gradient_macs
@@ -179,7 +179,18 @@ class Layout:
         unit, units = self.chain.units[last], self.chain.units[: last + 1]
         sizes = [each.convs[-1].output_size for each in units if each.convs]
         initial = bool(sizes) and is_initial(self._largest_map, sizes)
-        return UnitShape(tuple(unit.output_shape), initial, tuple(unit.map_shape), last, self._layers[last + 1])
+        side = self._head_side if self.is_last(index) else None
+        inputs = tuple(self.modules[index].input_shape)
+        shapes = tuple(unit.output_shape), initial, tuple(unit.map_shape)
+        return UnitShape(*shapes, last, self._layers[last + 1], side, inputs)
+
+    @cached_property
+    def _head_side(self) -> int | None:
+        """Side to which the head averages the last unit's feature map; None if a pool or nothing lies between."""
+        unit, head = self.chain.units[-1], self.chain.head
+        if unit.map_shape != unit.output_shape:
+            return None
+        return averaged_side(head.module, tuple(head.input_shape))
 
     @cached_property
     def _largest_map(self) -> tuple[int, int]:
@@ -198,16 +209,19 @@ class Layout:
         if self.is_last(index):
             return self.chain.parameters
         trunk_parameters = sum(unit.parameters for unit in self.modules[: index + 1])
-        return trunk_parameters + sum(parameter.numel() for parameter in self.make_loss(index).parameters())
+        return trunk_parameters + sum(
+            parameter.numel() for parameter in self.make_loss(index).classifier().parameters()
+        )
 
     def exit_model(self, index: int, loss: LocalLoss | None = None) -> nn.Module:
         """The model cut after a module, with its local loss (by default a new one on the meta device) as classifier.
 
-        After the last module it is the whole network.
+        What of the loss only training needs is removed from it, in place. After the last module the model is the whole
+        network.
         """
         if self.is_last(index):
             return self.chain.to_module()
-        loss = loss or self.make_loss(index)
+        loss = (loss or self.make_loss(index)).classifier()
         return ExitModel(trunk(self.chain, self.units(index)[-1], before_pool=loss.before_pool), loss)
 
 

@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from snugfit.errors import ModelError
-from snugfit.local.macs import loss_macs
+from snugfit.local.macs import SAMPLES, loss_macs
 
 MAP_TERMS = 4
 """Operations for each element of a convolution's feature map, before its pool. Table 3 of LLS matches with 4, which its
@@ -54,6 +55,8 @@ class UnitShape:
         before_pool: shape of one sample before the final pools and dropouts, if any.
         position: number of the unit, from 0.
         later: the convolutional layers of the network that come after it.
+        head_side: shorter side of what the network's head averages the unit's feature map to, if it does that first.
+        input_shape: shape of one sample's input of the unit, or of the module that it ends; empty if unknown.
     """
 
     output_shape: tuple[int, ...]
@@ -61,6 +64,8 @@ class UnitShape:
     before_pool: tuple[int, ...] | None = None
     position: int = 0
     later: tuple[LayerShape, ...] = ()
+    head_side: int | None = None
+    input_shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.output_shape) not in (1, 3) or min(self.output_shape) < 1:
@@ -148,7 +153,22 @@ class LocalLoss(nn.Module):
         override it if yours are many.
         """
         terms = MAP_TERMS * math.prod(unit.map_shape) if len(unit.map_shape) == 3 else 0
-        return terms + loss_macs(self, unit.map_shape if self.before_pool else unit.output_shape)
+        objective = Objective(self, (SAMPLES, *unit.input_shape))
+        return terms + loss_macs(objective, unit.map_shape if self.before_pool else unit.output_shape)
+
+    def added_loss(self, features: Tensor, inputs: Tensor) -> Tensor | None:
+        """A further term of the loss (scalar) from a unit's output and its input, both (B, ...); none by default."""
+        return None
+
+    def objective(self, features: Tensor, labels: Tensor, inputs: Tensor) -> LocalOutput:
+        """The loss with its added term, and logits (B, K), of features, int64 labels (B,) and the unit's inputs."""
+        output: LocalOutput = self(features, labels)
+        added = self.added_loss(features, inputs)
+        return output if added is None else output._replace(loss=output.loss + added)
+
+    def classifier(self) -> LocalLoss:
+        """This loss without what only training needs, removed in place."""
+        return self
 
     def predict(self, features: Tensor) -> Tensor:
         """Turn a unit's output, (B, C, H, W) or (B, D), into logits of shape (B, K) (NeuroFlux eq. 2)."""
@@ -158,3 +178,16 @@ class LocalLoss(nn.Module):
         """Mean cross entropy over the batch, and logits, of features (B, C, H, W) or (B, D) and int64 labels (B,)."""
         logits = self.predict(features)
         return LocalOutput(F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing), logits)
+
+
+class Objective(nn.Module):
+    """The loss of a unit as a function of features (B, ...) alone, with labels and inputs on the meta device."""
+
+    def __init__(self, loss: LocalLoss, input_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.loss, self.inputs = loss, torch.empty(input_shape, device="meta")
+        self.labels = torch.zeros(input_shape[0], dtype=torch.int64, device="meta")
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The loss, of shape (1,), of features (B, ...)."""
+        return self.loss.objective(features, self.labels, self.inputs).loss.reshape(1)

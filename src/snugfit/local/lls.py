@@ -58,12 +58,17 @@ class Latents(nn.Module):
     """Turn a unit's output, (B, C, H, W) or (B, D), into latents (B, T).
 
     ``shape`` is one sample's output's, ``limit`` the most values if pooling alone can reach it (longer vectors are
-    pooled too), and ``window`` the smallest side of a pooling window in pixels. ``length`` is T.
+    pooled too), and ``window`` the smallest side of a pooling window in pixels. ``length`` is T. A network's head that
+    averages the output to ``head_side`` reads no finer positions, so neither do the latents.
     """
 
-    def __init__(self, shape: tuple[int, ...], limit: int = LATENT_LIMIT, window: int = WINDOW) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], limit: int = LATENT_LIMIT, window: int = WINDOW, head_side: int | None = None
+    ) -> None:
         super().__init__()
         self.side = pooled_side(*shape, limit=limit, window=window) if len(shape) == 3 else 0
+        if head_side is not None:
+            self.side = min(self.side, head_side)
         self.length = shape[0] * self.side**2 if self.side else min(shape[0], limit)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -160,7 +165,7 @@ class LLS(LocalLoss):
             raise UsageError(f"limit and window of a local loss must be at least 1, not {limit} and {window}.")
         if not 0 <= seed < 2**63:
             raise UsageError(f"seed of a local loss is a number from 0 to 2^63 - 1, not {seed}.")
-        self.latents = Latents(unit.map_shape, limit, window)
+        self.latents = Latents(unit.map_shape, limit, window, unit.head_side)
         self.pooled_side = self.latents.side or None
         self.classes, self.mode = network.classes, mode
         self._make = partial(make_basis, basis, frequencies, self.classes, self.latents.length, seed)
@@ -252,7 +257,7 @@ class LinearLocalLoss(LocalLoss):
 
     def __init__(self, unit: UnitShape, network: NetworkStats) -> None:
         super().__init__()
-        self.latents = Latents(unit.map_shape)
+        self.latents = Latents(unit.map_shape, head_side=unit.head_side)
         self.pooled_side = self.latents.side or None
         self.linear = nn.Linear(self.latents.length, network.classes, bias=False)
 

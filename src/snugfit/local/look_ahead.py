@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from snugfit.errors import UsageError
 from snugfit.local.base import LayerShape, LocalLoss, NetworkStats, UnitShape
+from snugfit.local.reconstruction import Decoder, can_reconstruct
 
 PYRAMID = 0.5
 """Share of an auxiliary network's depth that is lost linearly from the first unit to the last (the paper's tau)."""
@@ -81,13 +82,18 @@ class MirroredLayer(nn.Module):
 class LookAheadLoss(LocalLoss):
     """Layers shaped like those to come, average pool and one linear layer, trained by cross entropy.
 
-    Behind a unit with a flat output, or with no convolution to come, it has no such layers.
+    Behind a unit with a flat output, or with no convolution to come, it has no such layers. With ``reconstruction``
+    above 0, the weight of a second term, the unit also learns to reconstruct its input (:class:`Decoder`).
     """
 
-    def __init__(self, unit: UnitShape, network: NetworkStats, *, depth: int = 2) -> None:
+    def __init__(self, unit: UnitShape, network: NetworkStats, *, depth: int = 2, reconstruction: float = 0.0) -> None:
         super().__init__()
         if depth < 1:
             raise UsageError(f"depth={depth} must be at least 1; it is the number of layers that auglocal looks ahead.")
+        if not 0 <= reconstruction < math.inf:
+            raise UsageError(
+                f"reconstruction={reconstruction:g} must be a number from 0 on; it is the weight of a term."
+            )
         width, path = unit.output_shape[0], list[nn.Module]()
         if not unit.flat:
             own_depth = auxiliary_depth(depth, unit.position, network.units)
@@ -98,7 +104,24 @@ class LookAheadLoss(LocalLoss):
                 width, size = mirrored.channels, mirrored.size
             path += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
         self.layers = nn.Sequential(*path, nn.Linear(width, network.classes))
-        self.gives_up_gradient = unit.flat or not unit.later or not path[0].residual
+        self.weight = reconstruction
+        self.decoder: Decoder | None = None
+        if reconstruction > 0 and can_reconstruct(unit.output_shape, unit.input_shape):
+            self.decoder = Decoder(unit.output_shape[0], unit.input_shape[0])
+        one_reader = unit.flat or not unit.later or not path[0].residual
+        self.gives_up_gradient = one_reader and self.decoder is None
+
+    def added_loss(self, features: Tensor, inputs: Tensor) -> Tensor | None:
+        """The weighted error (scalar) of a unit's input (B, C, H, W), reconstructed from its output (B, C, H, W)."""
+        if self.decoder is None:
+            return None
+        term: Tensor = self.weight * self.decoder(features, inputs)
+        return term
+
+    def classifier(self) -> LocalLoss:
+        """This loss without the decoder, removed in place."""
+        self.decoder = None
+        return self
 
     def predict(self, features: Tensor) -> Tensor:
         """Return logits (B, K) of features (B, C, H, W) or (B, D)."""

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-_SAMPLES = 2
+SAMPLES = 2
 """Batch size for counting: in training mode BatchNorm refuses a single value per channel."""
 
 _LAYERS = {F.linear, *(getattr(F, f"conv{kind}{axes}d") for kind in ("", "_transpose") for axes in (1, 2, 3))}
@@ -37,7 +37,7 @@ def input_gradient_macs(module: nn.Module, input_shape: Sequence[int], *, reach_
     convolution. Gradients of weights do not count. The module maps (B, *input_shape) to one tensor, on any device, and
     is not changed. With ``reach_input`` the gradient of its input, which earlier layers need, counts too.
     """
-    inputs = torch.empty((_SAMPLES, *input_shape), device="meta", requires_grad=reach_input)
+    inputs = torch.empty((SAMPLES, *input_shape), device="meta", requires_grad=reach_input)
     with _FromFirstLayers():
         output: Tensor = functional_call(module, _on_meta(module, trains=False), inputs.clone())
     if not output.requires_grad:
@@ -48,17 +48,12 @@ def input_gradient_macs(module: nn.Module, input_shape: Sequence[int], *, reach_
 def loss_macs(loss: nn.Module, features_shape: Sequence[int]) -> int:
     """Multiply-accumulates, per sample, of a local loss: forward pass, input gradients, gradients of its own weights.
 
-    Products of matrices and convolutions are counted, elementwise operations are not. The loss reads features
-    (B, *features_shape) and labels (B,), on any device, and is not changed.
+    Products of matrices and convolutions are counted, elementwise operations are not. The loss maps features
+    (SAMPLES, *features_shape) to one value, on any device, and is not changed.
     """
-    features = torch.empty((_SAMPLES, *features_shape), device="meta", requires_grad=True)
-    labels = torch.zeros(_SAMPLES, dtype=torch.int64, device="meta")
+    features = torch.empty((SAMPLES, *features_shape), device="meta", requires_grad=True)
     held = _on_meta(loss, trains=True)
-
-    def step() -> None:
-        functional_call(loss, held, (features.clone(), labels)).loss.backward()
-
-    return _count(step)
+    return _count(lambda: functional_call(loss, held, features.clone()).backward())
 
 
 def _on_meta(module: nn.Module, *, trains: bool) -> dict[str, Tensor]:
@@ -73,7 +68,7 @@ def _count(run: Callable[[], object]) -> int:
     formulas = {torch.ops.aten.convolution_backward: _convolution_backward}
     with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         run()
-    return int(counter.get_total_flops()) // (2 * _SAMPLES)
+    return int(counter.get_total_flops()) // (2 * SAMPLES)
 
 
 def _convolution_backward(

@@ -12,7 +12,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from snugfit.memory.address_space import KERNEL_BYTES, KernelAllowance, allow_batch_norm_backward
-from snugfit.memory.process import Baseline, MemoryStatus, read_status
+from snugfit.memory.process import Baseline, MemoryStatus, late_bytes, read_status
 
 
 def can_enforce(device: torch.device) -> bool:
@@ -29,10 +29,16 @@ class MemoryLimit:
     ``RLIMIT_DATA`` counts mappings whether or not they are resident, and oneDNN reserves 0.25-1.5 MB of address space
     for each generated kernel of which it touches some 20 kB. :meth:`refresh` therefore updates the limit from mapped
     and resident memory at every step.
+
+    What libraries import inside the context belongs to the process at rest, unless ``counts_imports``: then it takes
+    from the budget, although the import itself is not refused.
     """
 
-    def __init__(self, budget_bytes: int | None, baseline: Baseline, device: torch.device) -> None:
+    def __init__(
+        self, budget_bytes: int | None, baseline: Baseline, device: torch.device, *, counts_imports: bool = False
+    ) -> None:
         self.budget_bytes, self.baseline, self.device = budget_bytes, baseline, device
+        self._late_bytes = late_bytes() if counts_imports else None
         self.enforced = budget_bytes is not None and can_enforce(device)
         self.reserved_bytes = self._address_space_bytes = 0
         self._previous: tuple[int, int] | None = None
@@ -82,7 +88,8 @@ class MemoryLimit:
 
     def _left(self, status: MemoryStatus) -> int:
         budget = (self.budget_bytes or 0) - self.reserved_bytes
-        return max(budget - max(status.anon - self.baseline.anon, 0), 0)
+        late = late_bytes() if self._late_bytes is None else self._late_bytes
+        return max(budget - max(status.anon - late - self.baseline.anon, 0), 0)
 
     def refresh(self, extra_bytes: int = 0) -> int:
         """Set the limit to the headroom plus some address space; returns the bytes that are mapped but not resident."""

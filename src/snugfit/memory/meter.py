@@ -18,7 +18,8 @@ from typing import Protocol
 
 import torch
 
-from snugfit.memory.process import Baseline, has_proc, read_status, reset_high_water
+from snugfit.memory.other_processes import OtherProcesses
+from snugfit.memory.process import Baseline, has_proc, late_bytes, read_status, reset_high_water
 
 SAMPLE_SECONDS = 0.005
 """Time between two samples."""
@@ -27,11 +28,12 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class PeakMeter(Protocol):
-    """Peak and current memory, in bytes above the baseline."""
+    """Peak and current memory, in bytes above the baseline; and the peak of all processes of the run, 0 if unknown."""
 
     metric: str
     current_bytes: int
     peak_bytes: int
+    total_bytes: int
 
     def mark(self) -> int:
         """Record everything since the last mark; returns the peak since the last :meth:`restart`."""
@@ -75,13 +77,18 @@ class AnonSampler:
 
 
 class ProcessMeter:
-    """Private anonymous memory of this process (RssAnon) above its baseline."""
+    """Private anonymous memory of this process (RssAnon) above its baseline.
+
+    ``total_bytes`` is the largest sum of this process's peak between two marks and of what the run's other processes
+    use at the second: an upper bound while these wait.
+    """
 
     def __init__(self, baseline: Baseline) -> None:
         self.baseline = baseline
         self.exact = has_proc() and reset_high_water()
         self.metric = "RssAnon peak above baseline" if self.exact else "unique set at step ends above baseline"
-        self.current_bytes = self.peak_bytes = 0
+        self.current_bytes = self.peak_bytes = self.total_bytes = 0
+        self._others = OtherProcesses(baseline.waiting)
         self._sampler = AnonSampler() if self.exact else None
         if self._sampler is not None:
             weakref.finalize(self, self._sampler.stop)
@@ -100,9 +107,15 @@ class ProcessMeter:
             reset_high_water()
         if self._sampler is not None:
             candidates.append(self._sampler.take())
-        self.current_bytes = status.anon - self.baseline.anon
-        self.peak_bytes = max(self.peak_bytes, max(candidates) - self.baseline.anon)
+        resting = self._resting
+        self.current_bytes = status.anon - resting
+        self.peak_bytes = max(self.peak_bytes, max(candidates) - resting)
+        self.total_bytes = max(self.total_bytes, max(candidates) + self._others.read())
         return self.peak_bytes
+
+    @property
+    def _resting(self) -> int:
+        return self.baseline.anon + late_bytes()
 
     def restart(self) -> None:
         """Begin a new interval."""
@@ -110,7 +123,7 @@ class ProcessMeter:
             reset_high_water()
         if self._sampler is not None:
             self._sampler.take()
-        self.current_bytes = read_status().anon - self.baseline.anon
+        self.current_bytes = read_status().anon - self._resting
         self.peak_bytes = self.current_bytes
 
 
@@ -121,7 +134,7 @@ class CudaMeter:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.current_bytes = self.peak_bytes = 0
+        self.current_bytes = self.peak_bytes = self.total_bytes = 0
         self.restart()
 
     def mark(self) -> int:

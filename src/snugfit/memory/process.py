@@ -7,11 +7,14 @@ read that variable, and its buffers are freed with the rest.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
+import resource
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +25,7 @@ from torch import nn
 
 from snugfit._core.options import Workers, checked
 from snugfit._upstream import to_channels_last
+from snugfit.memory.deferred_imports import defer_imports
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -93,20 +97,23 @@ class Baseline:
     Attributes:
         anon: RssAnon; peaks are measured above it.
         data: VmData; ``RLIMIT_DATA`` is this plus the budget.
+        waiting: id of a process that waits for this one, whose memory counts to that of all processes.
     """
 
     anon: int
     data: int
+    waiting: int | None = None
 
 
-def prepare_process(threads: int | None = None) -> Baseline:
+def prepare_process(threads: int | None = None, waiting: int | None = None) -> Baseline:
     """Start threads, warm up torch, set the allocator, and take the baseline.
 
-    The warm-up runs one tiny forward, backward and optimizer step: the first ``torch.optim`` object lazily imports
-    68 MiB, which belong to the library and not to the run.
+    The warm-up runs one tiny forward, backward and optimizer step. Modules of torch that only compilers need (dynamo,
+    inductor, sympy) are not imported until something else uses them.
 
     Args:
         threads: compute threads; torch's own choice by default.
+        waiting: id of a process that waits for this one, if its memory is to count too.
 
     Raises:
         UsageError: ``threads`` is not a valid number of threads.
@@ -117,11 +124,48 @@ def prepare_process(threads: int | None = None) -> Baseline:
     threading.stack_size(_THREAD_STACK_BYTES)
     if threads is not None:
         torch.set_num_threads(threads)
+    defer_imports(library_import)
     _warm_up()
     release_memory()
     gc.freeze()  # what exists by now stays: collecting garbage need not look at it again, which took 150 ms each time
+    _late_bytes.clear()
     status = read_status()
-    return Baseline(anon=status.anon, data=status.data)
+    return Baseline(anon=status.anon, data=status.data, waiting=waiting)
+
+
+MOST_LATE_BYTES = 80 * 2**20
+"""More than all imports that are deferred take together: 68 MiB."""
+
+
+@contextlib.contextmanager
+def library_import() -> Iterator[None]:
+    """Let what is imported inside belong to the resting process: it neither counts nor is refused.
+
+    What other threads allocate meanwhile cannot be told apart, so at most :data:`MOST_LATE_BYTES` count as imports.
+    """
+    if _importing:
+        yield
+        return
+    (soft, hard), before = resource.getrlimit(resource.RLIMIT_DATA), read_status()
+    _importing.append(True)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    try:
+        yield
+    finally:
+        _importing.clear()
+        after = read_status()
+        _late_bytes.append(max(min(after.anon - before.anon, MOST_LATE_BYTES - late_bytes()), 0))
+        grown = soft if soft == resource.RLIM_INFINITY else soft + after.data - before.data
+        resource.setrlimit(resource.RLIMIT_DATA, (grown, hard))
+
+
+_importing: list[bool] = []
+_late_bytes: list[int] = []
+
+
+def late_bytes() -> int:
+    """Private memory of all imports inside :func:`library_import` so far, which is part of no baseline."""
+    return sum(_late_bytes)
 
 
 def _warm_up() -> None:

@@ -81,14 +81,9 @@ class ScratchFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            os.posix_fallocate(self._descriptor, 0, self.size)
-        except OSError as error:
+            reserve_space(self._descriptor, 0, self.size, self.path.parent)
+        except BaseException:
             self.__exit__(None, None, None)
-            if is_out_of_storage(error):
-                raise OutOfStorageError(
-                    f"no space left for {self.size / 1e6:.0f} MB of scratch in {self.path.parent}; "
-                    "free some or choose another --cache-dir."
-                ) from error
             raise
         return self
 
@@ -121,6 +116,34 @@ class ScratchFile:
 def stored_bytes(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> int:
     """Bytes that a tensor of this shape takes in a file."""
     return math.prod(shape) * dtype.itemsize
+
+
+def reserve_space(descriptor: int, start: int, size: int, folder: Path, alternative: str = "") -> None:
+    """Reserve bytes of a file in ``folder``, so that writing them cannot fail later; errors name an alternative flag.
+
+    Raises:
+        OutOfStorageError: the disk is full.
+    """
+    try:
+        os.posix_fallocate(descriptor, start, size)
+    except OSError as error:
+        raise storage_error(error, size, folder, alternative) from error
+
+
+def storage_error(error: OSError, size: int, folder: Path, alternative: str = "") -> OSError | OutOfStorageError:
+    """The error to raise where ``size`` bytes could not be written: the same, unless the disk is full."""
+    if not is_out_of_storage(error):
+        return error
+    advice = f"choose another --cache-dir, or use {alternative}" if alternative else "or choose another --cache-dir"
+    return OutOfStorageError(f"no space left for {size / 1e6:.0f} MB of scratch in {folder}; free some, {advice}.")
+
+
+def over_limit(size: int, limit: int, alternative: str) -> OutOfStorageError:
+    """The error about scratch files of ``size`` bytes that exceed the storage budget."""
+    return OutOfStorageError(
+        f"feature maps in scratch files need {size / 1e6:.0f} MB, but the storage budget has {limit / 1e6:.0f} MB. "
+        f"Allow more --storage, or use {alternative}."
+    )
 
 
 def _bytes(tensor: Tensor) -> memoryview:
@@ -184,22 +207,11 @@ class MappedScratch:
         if self.limit is not None and self.bytes + size > self.limit:
             self._drop_free()
         if self.limit is not None and self.bytes + size > self.limit:
-            raise OutOfStorageError(
-                f"feature maps in scratch files need {(self.bytes + size) / 1e6:.0f} MB, but the storage budget has "
-                f"{self.limit / 1e6:.0f} MB. Allow more --storage, or use --scratch off."
-            )
+            raise over_limit(self.bytes + size, self.limit, "--scratch off")
         self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with tempfile.TemporaryFile(dir=self.folder) as file:
-                os.posix_fallocate(file.fileno(), 0, size)
-                block = mmap.mmap(file.fileno(), size)
-        except OSError as error:
-            if not is_out_of_storage(error):
-                raise
-            raise OutOfStorageError(
-                f"no space left for {size / 1e6:.0f} MB more of scratch in {self.folder}; free some, choose another "
-                "--cache-dir, or use --scratch off."
-            ) from error
+        with tempfile.TemporaryFile(dir=self.folder) as file:
+            reserve_space(file.fileno(), 0, size, self.folder, "--scratch off")
+            block = mmap.mmap(file.fileno(), size)
         self.bytes += size
         if self.grown is not None:
             self.grown(self.bytes)

@@ -13,7 +13,7 @@ from snugfit.profiling.activation import analytic_activation_memory, liveness_ac
 from snugfit.profiling.description import describe, unit_stats
 from snugfit.profiling.liveness import StepOptions
 from snugfit.profiling.measurement_cache import Measurements
-from snugfit.profiling.measuring import alone, measure_probes
+from snugfit.profiling.measuring import alone, measure_probes, without_others
 from snugfit.profiling.own_loop import time_tensors
 from snugfit.profiling.probe import META_PASS_BYTES, Probe, measure_probe, smallest_floor
 from snugfit.profiling.tensors import TensorProbe, WholeStep
@@ -34,4 +34,5 @@ __all__ = [
     "smallest_floor",
     "time_tensors",
     "unit_stats",
+    "without_others",
 ]

@@ -86,7 +86,7 @@ def liveness_activation_memory(
 
 
 def resident_bytes(
-    module: nn.Module, trains: Set[str], *, state_copies: int, holds_gradients: bool = False, int8: bool = False
+    module: nn.Module, trains: Set[str], *, state_copies: float, holds_gradients: bool = False, int8: bool = False
 ) -> Resident:
     """Memory of a network's weights during the whole step; options as in ``StepOptions``."""
     weights = trained = 0
@@ -95,7 +95,7 @@ def resident_bytes(
             trained += tensor.nbytes
         coded = int8 and tensor.dim() > 1 and tensor.is_floating_point() and name not in trains
         weights += _int8_bytes(tensor) if coded else tensor.nbytes
-    return Resident(weights, trained if holds_gradients else 0, state_copies * trained)
+    return Resident(weights, trained if holds_gradients else 0, math.ceil(state_copies * trained))
 
 
 def _int8_bytes(weight: torch.Tensor) -> int:

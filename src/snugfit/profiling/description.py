@@ -89,4 +89,5 @@ def _stats(unit: Unit) -> UnitStats:
         output_bytes=4 * math.prod(unit.output_shape),
         saved_bytes=saved // 2,
         tracks=bool(tracking_norms(unit.module)),
+        trained=sum(parameter.numel() for parameter in unit.module.parameters() if parameter.requires_grad),
     )

@@ -25,7 +25,7 @@ class StepOptions:
 
     Attributes:
         batch: images of a step.
-        state_copies: floats of optimizer state per trained weight: 2 for Adam.
+        state_copies: bytes of optimizer state per byte of trained weights: 2 for Adam.
         holds_gradients: whether gradients accumulate over micro-batches; else each is applied and freed at once.
         by_sample: numbers of frozen blocks that run one image at a time (for a module that does not do so yet).
         int8: whether frozen weights of convolutions and linear layers are stored as int8 (for a module whose weights
@@ -35,7 +35,7 @@ class StepOptions:
     """
 
     batch: int = 1
-    state_copies: int = 2
+    state_copies: float = 2
     holds_gradients: bool = False
     by_sample: Set[int] = frozenset()
     int8: bool = False

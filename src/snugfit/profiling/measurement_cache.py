@@ -42,6 +42,11 @@ class Measurement:
         if not all(batch.isdecimal() and len(batch) < 10 for batch in self.floors):
             raise ValueError("a batch size is no number")
 
+    @property
+    def left_by_one_size(self) -> int:
+        """``left_bytes`` without the kernels of all batch sizes but one."""
+        return self.left_bytes if self.line is None else max(self.left_bytes - int(self.line.sizes_bytes), 0)
+
     def serves(self, available: float) -> bool:
         """Whether measuring with this many free bytes would give the same result.
 

@@ -47,8 +47,10 @@ class _Session:
 
     Attributes:
         tried: the lines found so far; None for a probe that did not fit.
-        left: by probe, bytes that measuring it left.
-        elsewhere: those of them that were left in another process, and that training will leave here too.
+        left: by probe, bytes that measuring it left, here or in another process.
+        elsewhere: by key, bytes that measuring left in another process.
+        expected: those of ``left`` that were left in another process, and that training will leave here too: training
+            runs at one batch size, measuring at several.
     """
 
     meter: PeakMeter
@@ -61,6 +63,7 @@ class _Session:
     tensors: TensorProfile | None = None
     left: dict[str, int] = field(default_factory=dict)
     elsewhere: dict[str, int] = field(default_factory=dict)
+    expected: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.meter.restart()
@@ -101,7 +104,7 @@ class _Session:
 
         line = self._measured(probe, found, available, measure).line
         if line is not None:
-            self.tried[probe.name] = replace(line, name=probe.name)
+            self.tried[probe.name] = replace(line, name=probe.name, elsewhere=self.known.is_from_disk(probe.same))
         return True
 
     def _take_tensors(self, probe: TensorProbe) -> None:
@@ -130,12 +133,16 @@ class _Session:
             found = measure()
             found = replace(found, left_bytes=max(self._in_memory() - before, 0))
             self.known.keep(probe.same, found, available)
+            self._add(self.left, probe, found.left_bytes)
         elif self.known.is_from_disk(probe.same) and probe.same not in self.elsewhere:
             self.elsewhere[probe.same] = found.left_bytes
-        else:
-            return found
-        self.left[probe.name] = self.left.get(probe.name, 0) + found.left_bytes
+            self._add(self.left, probe, found.left_by_one_size)
+            self._add(self.expected, probe, found.left_by_one_size)
         return found
+
+    @staticmethod
+    def _add(to: dict[str, int], probe: Probe | TensorProbe, size: int) -> None:
+        to[probe.name] = to.get(probe.name, 0) + size
 
     def profile(self, seconds: float) -> Profile:
         """The results."""
@@ -146,9 +153,10 @@ class _Session:
             lines=lines,
             floors=self.floors,
             kept={probe.name: probe.kept_bytes for probe in self.lined},
-            base_bytes=max(self._in_memory() + sum(self.elsewhere.values()), 0),
+            base_bytes=max(self._in_memory() + sum(self.expected.values()), 0),
             start_bytes=self.before,
             left=self.left,
+            expected=self.expected,
             seconds=seconds,
             tensors=self.tensors,
         )
@@ -173,6 +181,16 @@ class _Session:
     def _available(self) -> float:
         """Bytes that would be free if everything had been measured in this process."""
         return available_bytes(self.meter, self.limit) - sum(self.elsewhere.values())
+
+
+def without_others(profile: Profile, probes: Sequence[Probe | TensorProbe]) -> Profile:
+    """The profile with the base of a process that trains what these probes measure.
+
+    What other probes have left in another process does not count to it.
+    """
+    names = {probe.name for probe in probes}
+    others = sum(size for name, size in profile.expected.items() if name not in names)
+    return replace(profile, base_bytes=max(profile.base_bytes - others, 0))
 
 
 def alone(profile: Profile, probes: Sequence[Probe | TensorProbe]) -> Profile:

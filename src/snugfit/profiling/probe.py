@@ -140,7 +140,7 @@ def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Fl
     floors = floors or Floors(probe.floor, limit)
     release_memory()
     meter.restart()
-    available = available_bytes(meter, limit)
+    before, available = meter.current_bytes, available_bytes(meter, limit)
     if floors.smallest()[1] > available:
         return None
     attempt = _Attempt(probe, meter, limit, available, floors)
@@ -156,7 +156,12 @@ def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Fl
     if not points:
         return None
     line = _fit(probe, points, floors, cut_short=attempt.cut_short)
-    return replace(line, shape_bytes=float(attempt.shape_bytes), partial_bytes=probe.partial_bytes)
+    return replace(
+        line,
+        shape_bytes=float(attempt.shape_bytes if len(points) > 1 else max(resting - before, 0)),
+        partial_bytes=probe.partial_bytes,
+        sizes_bytes=float(max(attempt.rested[-1] - attempt.rested[0], 0)),
+    )
 
 
 def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, *, cut_short: bool = False) -> ProbeLine:

@@ -7,6 +7,7 @@ selection more exactly: where branches meet, the chain charges for a branch that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,13 +27,13 @@ _INPUT = 0
 class Network:
     """A profiled network at one batch size.
 
-    Times and feature maps grow with the (micro-)batch, updates do not. ``state_copies`` counts the tensors of optimizer
-    state that each trained tensor carries.
+    Times and feature maps grow with the (micro-)batch, updates do not. ``state_copies`` are
+    the bytes of optimizer state per byte of trained tensors.
     """
 
     profile: TensorProfile
     batch: int
-    state_copies: int = 1
+    state_copies: float = 1
 
     @property
     def operators(self) -> Sequence[OperatorStats]:
@@ -114,7 +115,8 @@ class Network:
     def own_bytes(self) -> np.ndarray:
         """Bytes of optimizer state of each tensor, and of what is kept for it alone, (N,)."""
         alone = [sum(s.bytes for s in t.saved[1:]) * self.batch for t in self.tensors]
-        return np.array([t.bytes for t in self.tensors]) * self.state_copies + np.array(alone, dtype=np.int64)
+        state = np.ceil(np.array([t.bytes for t in self.tensors]) * self.state_copies)
+        return state.astype(np.int64) + np.array(alone, dtype=np.int64)
 
     @cached_property
     def gradient_bytes(self) -> np.ndarray:
@@ -166,7 +168,7 @@ class Network:
 
     def state_bytes(self, mask: Mask) -> int:
         """Bytes of optimizer state of a selection."""
-        return self.state_copies * sum(t.bytes for t, on in zip(self.tensors, mask, strict=True) if on)
+        return math.ceil(self.state_copies * sum(t.bytes for t, on in zip(self.tensors, mask, strict=True) if on))
 
 
 def step_bytes(network: Network, mask: Mask, *, holds_gradients: bool = False) -> int:

@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from snugfit._chain import Chain, load_into, release
+from snugfit._chain import Chain, Unit, load_into, release
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Cost, Phase, Shortfall
 from snugfit._core.profile import Profile, UnitStats
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
-from snugfit._storage.tensor_file import save_model
+from snugfit._storage.tensor_file import Deferred, save_model
 from snugfit._training.dry_run import dry_run_phase, smaller_batch_sizes
 from snugfit._training.finalize import Outcome, evaluate_model, make_record
 from snugfit._training.loop import train_phase
@@ -26,12 +27,17 @@ from snugfit._training.run import Run
 from snugfit._training.strategy import TrainingData
 from snugfit._training.task import measure, task_of
 from snugfit._upstream import to_channels_last
+from snugfit.lean.bfloat16_weights import store_bfloat16
+from snugfit.memory import trim_heap
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe, unit_stats
 from snugfit.strategies.memory_estimates import (
+    PASS_SHARE,
     forward_images,
+    passing_kernel_bytes,
     place_synthetic_weights,
     require_images,
+    reserved_bytes,
     smallest_budget,
     step_headroom,
     synthetic_batch,
@@ -57,12 +63,23 @@ def by_own_loss(make_forward: MakeForward) -> MakeTrainer:
     return make
 
 
+def in_weight_dtype(chain: Chain, workload: Workload) -> Chain:
+    """The chain on the meta device, or a copy of it whose weights have the workload's ``weight_dtype``."""
+    if workload.weight_dtype == "float32":
+        return chain
+    chain = copy.deepcopy(chain)
+    for unit in chain.all_units:
+        store_bfloat16(unit.module)
+    return chain
+
+
 def network_probe(
     name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, hold: bool
 ) -> Probe:
     """The probe of one training step of the whole network; its key is :func:`line_name` of ``name``.
 
-    With ``hold`` gradients are held, and applied after a second micro-batch; otherwise the backward pass applies them.
+    The chain is one of :func:`in_weight_dtype`. With ``hold`` gradients are held, and applied after a second
+    micro-batch; otherwise the backward pass applies them.
     """
 
     def batch_of(batch: int, where: str) -> tuple[Tensor, Tensor]:
@@ -100,7 +117,11 @@ def batch_settings(
     workload: Workload, profile: Profile, budget: Budget, probe: str, *, accumulate: bool
 ) -> MicroBatching | None:
     """The batch size within a budget; see :func:`snugfit.strategies.micro_batch.choose_batch`."""
-    headroom = step_headroom(budget, profile.base_bytes)
+    weights = 4 * sum(unit.trained for unit in profile.units)
+    lines = [profile.lines[name] for name in (probe, line_name(probe, hold=True)) if name in profile.lines]
+    passing = 2 * PASS_SHARE * max((line.shape_bytes for line in lines), default=0.0) * (workload.epochs > 1)
+    reserved = reserved_bytes(weights * workload.optimizer.state_per_parameter, passing)
+    headroom = step_headroom(budget, profile.base_bytes, reserved)
     return choose_batch(profile.lines, probe, headroom, workload.effective_batch, accumulate=accumulate)
 
 
@@ -109,7 +130,9 @@ def network_cost(profile: Profile, probe: str, workload: Workload, micro: MicroB
     line = profile.lines[micro.line(probe)]
     passed = forward_images(workload, tracks=any(unit.tracks for unit in profile.units))
     epoch = micro.epoch_seconds(line, workload.train_count, passed)
-    peak = with_safety(profile.base_bytes, line.bytes_at(micro.micro_batch))
+    shape_bytes = max(profile.lines[name].shape_bytes for name in (micro.line(probe), probe) if name in profile.lines)
+    passing = passing_kernel_bytes(workload, micro.micro_batch, shape_bytes)
+    peak = with_safety(profile.base_bytes + passing, line.bytes_at(micro.micro_batch))
     units = tuple(unit.name for unit in profile.units)
     phase = Phase("network", peak, epoch * workload.epochs, micro.micro_batch, units)
     return Cost(peak, epoch, epoch * workload.epochs, phases=(phase,))
@@ -125,6 +148,7 @@ def fit_network(
     strategy: MicroBatching, chain: Chain, data: TrainingData, run: Run, make_trainer: MakeTrainer
 ) -> Record:
     """Train, evaluate and save the whole network with a strategy's settings; return the record."""
+    chain = in_weight_dtype(chain, run.workload)
 
     def load(parts: int) -> NetworkTrainer:
         return make_trainer(chain, load_network(chain, run), run.workload, parts)
@@ -132,7 +156,7 @@ def fit_network(
     accumulates = strategy.holds_gradients or _may_accumulate(run, run.predicted.phases[0].batch_size)
     trained = train_network(load, data, run, micro_batches=strategy.micro_batches, accumulates=accumulates)
     module, phase = trained.trainer.module, trained.phase
-    save_model(run.folder, module.state_dict(), run.manifest)
+    save_model(run.folder, _float_state(module), run.manifest)
     evaluation = evaluate_model(trained.trainer.evaluating(), data, run, phase.batch_size)
     run.end_phase(phase, run.workload.epochs, trained.steps)
     parameters = {"full": chain.parameters, "trained_model": chain.parameters}
@@ -202,13 +226,31 @@ def _fallbacks(profile: Profile, size: int, batch_size: int, *, accumulates: boo
 
 
 def load_network(chain: Chain, run: Run) -> nn.Module:
-    """The run's stored weights as one module, on the run's device."""
+    """The run's stored weights as one module, on the run's device, in the chain's types."""
     for index, unit in enumerate(chain.all_units):
         release(unit)
-        load_into(unit, run.weights.load(index))
+        load_into(unit, _stored_weights(unit, index, run))
     module = chain.to_module()
     to_channels_last(module, run.device)
+    trim_heap()  # weights as they were read, 1 MB of MobileNetV2
     return module
+
+
+def _stored_weights(unit: Unit, index: int, run: Run) -> dict[str, Tensor]:
+    """A unit's weights, in their shapes; those that are kept in a smaller type are converted from the mapped file."""
+    if run.workload.weight_dtype == "float32":
+        return run.weights.load(index)
+    own = unit.module.state_dict()
+    return {name: tensor.to(own[name].dtype, copy=True) for name, tensor in run.weights.map(index).items()}
+
+
+def _float_state(module: nn.Module) -> dict[str, Tensor | Deferred]:
+    """The state dict, in its shapes; weights in bfloat16 are converted to float32 when they are written."""
+    state: dict[str, Tensor | Deferred] = {**module.state_dict()}
+    for name, tensor in module.state_dict().items():
+        if tensor.dtype == torch.bfloat16:
+            state[name] = Deferred(torch.empty_like(tensor, dtype=torch.float32, device="meta"), tensor.float)
+    return state
 
 
 def validate(forward: Forward, data: TrainingData, run: Run, phase: Phase) -> float:
@@ -236,7 +278,7 @@ class FullNetwork(MicroBatching, ABC):
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """The whole network's step, with gradients applied at once and with gradients held."""
-        make_trainer = self.make_trainer(unit_stats(chain))
+        make_trainer, chain = self.make_trainer(unit_stats(chain)), in_weight_dtype(chain, workload)
         return [
             network_probe(self.probe, chain, workload, hardware.device, make_trainer, hold=hold)
             for hold in hold_modes(self.accumulate)

@@ -20,6 +20,7 @@ from snugfit._chain.propagation import in_mode
 from snugfit._chain.subgraph import subgraph_module
 from snugfit.errors import DivergedError, UsageError
 from snugfit.lean import use_lean
+from snugfit.lean.update_rules import FusedAdamW, fit
 from snugfit.surgery.distil import TeacherStudent
 
 LEARNING_RATE = 5e-3
@@ -82,7 +83,7 @@ class JointDistillation:
         self.weights = {
             name: weight for name, weight in self.student.named_parameters() if name in trained and name not in scales
         }
-        self.optimizer = torch.optim.Adam(self.weights.values(), LEARNING_RATE)
+        self._rules = {name: FusedAdamW(LEARNING_RATE) for name in self.weights}
         self.done = 0
 
     def step(self, images: Tensor) -> float:
@@ -91,15 +92,16 @@ class JointDistillation:
         Raises:
             DivergedError: the error is infinite or not a number.
         """
-        for group in self.optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * learning_rate_factor(self.done, self.steps)
         total = 0.0
         with in_mode(self.pair.modules[0]), in_mode(self.student), _training(self.student, self.weights.values()):
             for micro in torch.split(images, self.micro_batch):
                 error = self._error(micro) * (len(micro) / len(images))
                 error.backward()
                 total += float(error.detach())
-            self.optimizer.step()
+            for name, weight in self.weights.items():
+                if weight.grad is not None:
+                    self._rules[name].lr = LEARNING_RATE * learning_rate_factor(self.done, self.steps)
+                    self._rules[name].step(weight)
         if not math.isfinite(total):
             raise DivergedError(f"the error of joint distillation is {total}; prune less.")
         self.done += 1
@@ -120,10 +122,10 @@ class JointDistillation:
     def state(self) -> dict[str, Tensor]:
         """The optimizer's moments, in the shapes of the student's weights."""
         return {
-            f"{name}.{moment}": self.optimizer.state[weight][moment]
-            for name, weight in self.weights.items()
+            f"{name}.{moment}": rule.state[moment]
+            for name, rule in self._rules.items()
             for moment in _MOMENTS
-            if weight in self.optimizer.state
+            if moment in rule.state
         }
 
     def load_state(self, tensors: Mapping[str, Tensor], done: int) -> None:
@@ -131,8 +133,8 @@ class JointDistillation:
         self.done = done
         for name, weight in self.weights.items():
             if f"{name}.{_MOMENTS[0]}" in tensors:
-                moments = {moment: tensors[f"{name}.{moment}"].to(weight) for moment in _MOMENTS}
-                self.optimizer.state[weight] = {"step": torch.tensor(float(done)), **moments}
+                moments = {moment: fit(tensors[f"{name}.{moment}"].to(weight), weight) for moment in _MOMENTS}
+                self._rules[name].state = {"step": torch.tensor(float(done), device=weight.device), **moments}
 
 
 def learning_rate_factor(done: int, steps: int) -> float:

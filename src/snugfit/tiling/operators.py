@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor, fx, nn
 
@@ -14,6 +15,7 @@ from snugfit.tiling.adjoint import AddAdjoint, Adjoint, BatchNormAdjoint, ConvAd
 from snugfit.tiling.layers import Layer, Layers, Region
 from snugfit.tiling.statistics import Normalised
 
+_PADDING = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 Statistics = Mapping[int, tuple[Tensor, Tensor]]
 """Mean and variance (C,) of the feature map that a norm reads, by the norm's number."""
 
@@ -130,6 +132,9 @@ class TileablePrefix:
         if reusable and each.overwrite is not None and inputs[0].region == made:
             return each.overwrite(inputs[0].values)
         needs, sizes = each.layer.needs(made), [self.layers.maps[read] for read in each.layer.reads]
+        whole = made == self.layers.maps[number + 1].whole and inputs[0].region == sizes[0].whole
+        if whole and isinstance(each.module, _PADDING):  # the layer pads without a copy
+            return cast(Tensor, each.module.forward(inputs[0].values))
         framed = [held.padded(needs, size, each.fill) for held, size in zip(inputs, sizes, strict=True)]
         return each.call(*framed) if moments is None else normalised(each.module, framed[0], *moments)
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import pairwise
-from typing import Any
+from itertools import pairwise, product
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -29,7 +29,7 @@ from snugfit.memory.scratch import MappedScratch
 from snugfit.tiling.adjoint import normalises_by_batch
 from snugfit.tiling.exchange import empty_map
 from snugfit.tiling.grouping import Profile, every_cut
-from snugfit.tiling.layers import EMPTY_REGION, Region, Tiling, require_grid, tiling_of
+from snugfit.tiling.layers import EMPTY_REGION, MapSize, Region, Tiling, require_grid, tiling_of
 from snugfit.tiling.operators import TileablePrefix
 from snugfit.tiling.statistics import add_statistics_gradient, mean_and_variance, update_running_statistics
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
@@ -39,7 +39,7 @@ from snugfit.tiling.tileable_prefix import find_tileable_prefix
 class Segment:
     """Layers ``start``, ..., ``stop - 1``; with ``by_batch``, the first is a norm that normalises by its batch.
 
-    Feature maps between segments lie in ``scratch``, or in memory.
+    Feature maps between segments lie in ``scratch``, or in memory. A tile has at most ``images`` images, or all.
     """
 
     prefix: TileablePrefix
@@ -48,6 +48,7 @@ class Segment:
     stop: int
     by_batch: bool
     scratch: MappedScratch | None = None
+    images: int | None = None
 
     @cached_property
     def entries(self) -> list[int]:
@@ -58,6 +59,10 @@ class Segment:
     def outputs(self) -> list[int]:
         """Numbers of the feature maps that are made for later segments."""
         return self.prefix.layers.outputs(self.start, self.stop)
+
+    def size(self, number: int) -> MapSize:
+        """Size of a feature map."""
+        return self.prefix.layers.maps[number]
 
     @property
     def normed(self) -> int:
@@ -74,6 +79,11 @@ class Segment:
             if cores:
                 found.append((cores, self.prefix.layers.needed(self.start, self.stop, cores)))
         return found
+
+    def spans(self, batch: int) -> list[slice]:
+        """The images of the tiles, from a batch."""
+        size = self.images or max(batch, 1)
+        return [slice(first, min(first + size, batch)) for first in range(0, max(batch, 1), size)]
 
     def __call__(self, maps: dict[int, Tensor], moments: Sequence[Tensor]) -> dict[int, Tensor]:
         """Its outputs and the entries that are handed on, (B, C, H, W), by number, from the feature maps that it reads.
@@ -98,10 +108,10 @@ class Segment:
     def whole(self, number: int, like: Tensor, entry: Tensor) -> Tensor:
         """Storage (B, C, H, W) for a feature map or its gradient: in scratch, except for the first and the last one.
 
-        ``like`` is a part of it, (B, C, h, w); ``entry`` is a feature map (B, C, H, W) whose memory format is used.
+        ``like`` is a part of it, (b, C, h, w); ``entry`` is a feature map (B, C, H, W) whose memory format is used.
         """
-        size = self.prefix.layers.maps[number]
-        shape = (len(like), size.channels, size.height, size.width)
+        size = self.size(number)
+        shape = (len(entry), size.channels, size.height, size.width)
         last = entry.is_contiguous(memory_format=torch.channels_last)
         if self.scratch is not None and 0 < number < len(self.prefix.operators):
             return self.scratch.empty(shape, like.dtype, last=last, meta=like.is_meta)
@@ -120,12 +130,12 @@ class _Tiled(torch.autograd.Function):
         ctx.segment, ctx.passed, ctx.parameters = segment, passed, arguments[count + moments :]
         ctx.autocast = _autocast_now(arguments[0].device.type)
         outputs: dict[int, Tensor] = {}
-        for cores, regions in segment.tiles:
-            made = segment.run(regions, _parts(segment, entries, regions), given)
+        for images, (cores, regions) in product(segment.spans(len(entries[0])), segment.tiles):
+            made = segment.run(regions, _parts(segment, entries, regions, images), given)
             for number, core in cores.items():
                 if number not in outputs:
                     outputs[number] = segment.whole(number, made[number], entries[0])
-                _part(outputs[number], core).copy_(_within(made[number], regions[number], core))
+                _part(outputs[number], core, images).copy_(_within(made[number], regions[number], core))
         handed_on = [entries[segment.entries.index(number)] for number in passed]
         return (*(outputs[number] for number in segment.outputs), *handed_on)
 
@@ -137,11 +147,19 @@ class _Tiled(torch.autograd.Function):
         own = len(segment.outputs)
         sums.begin(dict(zip(ctx.passed, gradients[own:], strict=True)))
         upper = dict(zip(segment.outputs, gradients[:own], strict=True))
-        for cores, regions in segment.tiles:
-            sums.add(cores, regions, upper, ctx.autocast)
+        for images, (cores, regions) in product(segment.spans(len(sums.entries[0])), segment.tiles):
+            sums.add(_Tile(images, cores, regions), upper, ctx.autocast)
         sums.end()
         moments = [None] * (len(ctx.saved_tensors) - len(segment.entries))
         return None, None, *sums.totals, *moments, *sums.weights
+
+
+class _Tile(NamedTuple):
+    """Images of a batch, the regions of a segment's outputs, and those of every feature map held for them."""
+
+    images: slice
+    cores: dict[int, Region]
+    regions: dict[int, Region]
 
 
 class _GradientSums:
@@ -157,6 +175,7 @@ class _GradientSums:
         self.totals: list[Tensor | None] = []
         self.weights: list[Tensor | None] = [None] * len(parameters)
         self.to_moments: list[Tensor | None] = [None] * len(self.moments)
+        self.fresh: set[int] = set()  # entries of which each part is written once
 
     @property
     def _moments_matter(self) -> bool:
@@ -167,14 +186,17 @@ class _GradientSums:
         for number, entry, want in zip(self.segment.entries, self.entries, self.wanted, strict=True):
             total = handed_on.get(number)
             if want and total is None:
-                total = self.segment.whole(number, entry, entry).zero_()
+                total = self.segment.whole(number, entry, entry)
+                if [regions.get(number) for _, regions in self.segment.tiles] == [self.segment.size(number).whole]:
+                    self.fresh.add(number)
+                else:
+                    total.zero_()
             self.totals.append(total if want else None)
 
-    def add(
-        self, cores: dict[int, Region], regions: dict[int, Region], gradients: dict[int, Tensor | None], autocast: Any
-    ) -> None:
+    def add(self, tile: _Tile, gradients: dict[int, Tensor | None], autocast: Any) -> None:
         """Run a tile forward and backward, with gradients (B, C, H, W) of the segment's outputs."""
-        parts = [part.detach() for part in _parts(self.segment, self.entries, regions)]
+        images, cores, regions = tile
+        parts = [part.detach() for part in _parts(self.segment, self.entries, regions, images)]
         leaves = [part.requires_grad_(True) for part, want in zip(parts, self.wanted, strict=True) if want]
         moments = [each.detach().requires_grad_(self._moments_matter) for each in self.moments]
         trained = [self.parameters[place] for place in self.trained]
@@ -184,19 +206,29 @@ class _GradientSums:
         flowing = [(number, up) for number, up in gradients.items() if up is not None and number in outputs]
         flowing = [(number, up) for number, up in flowing if outputs[number].requires_grad]
         if not flowing:
+            self._collect(tile, [None] * len(leaves))
             return
         edges = [get_gradient_edge(outputs[number]) for number, _ in flowing]
-        upper = [_part(up, cores[number]) for number, up in flowing]
+        upper = [_part(up, cores[number], images) for number, up in flowing]
         del made, outputs  # their memory is not read again, but for what operators have kept
         read = [*leaves, *(moments if self._moments_matter else []), *trained]
         found = list(torch.autograd.grad(edges, read, upper, allow_unused=True))
-        for number, total in zip(self.segment.entries, self.totals, strict=True):
-            if total is not None and (part := found.pop(0)) is not None:
-                _part(total, regions[number]).add_(part)
+        self._collect(tile, found[: len(leaves)])
+        del found[: len(leaves)]
         if self._moments_matter:
             self.to_moments = [_added(before, found.pop(0)) for before in self.to_moments]
         for place, part in zip(self.trained, found, strict=True):
             self.weights[place] = _added(self.weights[place], part)
+
+    def _collect(self, tile: _Tile, parts: Sequence[Tensor | None]) -> None:
+        """Add a tile's gradients (b, C, h, w) of the entries that need one."""
+        wanted = [(number, total) for number, total in zip(self.segment.entries, self.totals, strict=True)]
+        for (number, total), part in zip([each for each in wanted if each[1] is not None], parts, strict=True):
+            own = _part(cast(Tensor, total), tile.regions.get(number, EMPTY_REGION), tile.images)
+            if number in self.fresh:
+                own.zero_() if part is None else own.copy_(part)
+            elif part is not None:
+                own.add_(part)
 
     def end(self) -> None:
         """Pass the summed gradients of mean and variance back to the feature map."""
@@ -223,13 +255,16 @@ def _autocast_now(device: str) -> Callable[[], AbstractContextManager[object]]:
     return partial(torch.autocast, device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device))
 
 
-def _parts(segment: Segment, entries: Sequence[Tensor], regions: dict[int, Region]) -> list[Tensor]:
-    """The parts (B, C, h, w) that a tile reads of each entry; empty for entries that it does not need."""
-    return [_part(entry, regions.get(n, EMPTY_REGION)) for n, entry in zip(segment.entries, entries, strict=True)]
+def _parts(segment: Segment, entries: Sequence[Tensor], regions: dict[int, Region], images: slice) -> list[Tensor]:
+    """The parts (b, C, h, w) that a tile reads of each entry; empty for entries that it does not need."""
+    named = zip(segment.entries, entries, strict=True)
+    return [_part(entry, regions.get(number, EMPTY_REGION), images) for number, entry in named]
 
 
-def _part(tensor: Tensor, region: Region) -> Tensor:
-    return tensor[..., region.rows.start : region.rows.stop, region.columns.start : region.columns.stop]
+def _part(tensor: Tensor, region: Region, images: slice) -> Tensor:
+    """A part (b, C, h, w) of a feature map (B, C, H, W)."""
+    rows, columns = region.rows, region.columns
+    return tensor[images, :, rows.start : rows.stop, columns.start : columns.stop]
 
 
 def _within(tensor: Tensor, held: Region, core: Region) -> Tensor:
@@ -249,6 +284,8 @@ class TiledForward:
         grid: tiles down and across.
         profile: groups of layers; a whole feature map is kept between two groups. A group per layer by default.
         scratch: memory-mapped files for feature maps and their gradients, on a CPU; they lie in memory by default.
+        images: most images of a tile, which makes micro-batches whose statistics are those of the batch; all by
+            default.
 
     Raises:
         ModelError: the model does not begin with layers that can be tiled, or its last tiled feature map has fewer rows
@@ -262,13 +299,14 @@ class TiledForward:
         grid: tuple[int, int],
         profile: Profile | None = None,
         scratch: MappedScratch | None = None,
+        images: int | None = None,
     ) -> None:
         self.prefix = find_tileable_prefix(module, input_shape)
         require_grid(grid, self.prefix.layers.maps[-1])
         self.tiling = tiling_of(self.prefix.layers, grid)
         self.profile = profile or every_cut(self.prefix.layers.cuts)
         self.rest = rest_of(module, self.prefix)
-        self.scratch = scratch
+        self.scratch, self.images = scratch, images
         self._segments: dict[frozenset[int], list[Segment]] = {}
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -292,7 +330,7 @@ class TiledForward:
         by_batch = frozenset(number for number, each in operators if normalises_by_batch(each.module))
         if by_batch not in self._segments:
             self._segments[by_batch] = [
-                Segment(self.prefix, self.tiling, start, stop, start in by_batch, self.scratch)
+                Segment(self.prefix, self.tiling, start, stop, start in by_batch, self.scratch, self.images)
                 for start, stop in pairwise(sorted({*self.profile.cuts, *by_batch}))
             ]
         return self._segments[by_batch]

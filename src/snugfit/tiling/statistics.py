@@ -12,6 +12,9 @@ from torch.nn import functional as F
 
 from snugfit.tiling.transport import Transport
 
+CHUNK = 4
+"""Images of which the gradient is read twice in a row."""
+
 
 class Normalised(torch.autograd.Function):
     """Part of a feature map (B, C, h, w), normalised by mean and variance (C,) of the whole one.
@@ -64,7 +67,8 @@ def add_statistics_gradient(total: Tensor, inputs: Tensor, mean: Tensor, to_mean
     slope = 2 / pixels * to_variance
     shift = to_mean / pixels - slope * mean
     slope, shift = (each.to(total)[:, None, None] for each in (slope, shift))
-    total.addcmul_(inputs, slope).add_(shift)
+    for part, values in zip(total.split(CHUNK), inputs.split(CHUNK), strict=True):  # in the processor's cache
+        part.addcmul_(values, slope).add_(shift)
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ HARDWARE = Hardware(
 COST = Cost(peak_bytes=90, seconds_per_epoch=1.0, seconds=10.0)
 
 
-def prepare_process(threads):
+def prepare_process(threads, waiting):
     prepared.append(threads)
 
 

@@ -20,7 +20,7 @@ class FakeProgress(contextlib.nullcontext):
 
 def retry_requests(planned):
     request = planned.request
-    if request.strategy.strategy != "auto":
+    if request.strategy.strategy != "auto" or (planned.plan.choice is not None and request.model.model != "inexact"):
         return []
     return [replace(request, strategy=replace(request.strategy, strategy="backprop"))]
 

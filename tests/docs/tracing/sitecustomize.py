@@ -19,7 +19,7 @@ STAGES = {
 """The child gets its job; data and network are assembled; probes are measured; a training step begins."""
 SOURCE = os.environ.get("FIRST_STEP_SOURCE", "?")
 """Folder of snugfit's files."""
-OPTIMIZERS = f"{os.sep}torch{os.sep}optim{os.sep}"
+UPDATE = ("_training/optimizers.py", "_apply")
 _seen: set[str] = set()
 
 
@@ -41,7 +41,7 @@ def _watch(frame, event, argument) -> None:
         return
     name = frame.f_code.co_name
     stage = _file(frame) if STAGES.get(_file(frame)) == name else ""
-    if name == "step" and OPTIMIZERS in frame.f_code.co_filename and "_training/loop.py" in _seen:
+    if (_file(frame), name) == UPDATE and "_training/loop.py" in _seen:
         stage = "step"
     if stage and stage not in _seen:
         _seen.add(stage)

@@ -8,6 +8,7 @@ from typing import Any
 def finished(arm: str, seconds: float, *, memory: str = "100MB", **settings: Any) -> dict[str, Any]:
     """A run that predicted 100 MB and measured 90 MB in its one block."""
     phase = {
+        "name": "block 1: a",
         "units": ["a"],
         "batch_size": 8,
         "predicted_peak_bytes": 100_000_000,

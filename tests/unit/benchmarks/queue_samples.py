@@ -17,7 +17,7 @@ def arm(name: str = "a", *, images: int = 45_000, epochs: int = 100, priority: i
 def done(task: Task, digest: str = "b1", *, code: int = 0, val: float = 0.5, seconds: float = 10.0) -> Row:
     record: Row = {"accuracy": {"val": val, "test": val}, "measured": {"seconds": seconds + 2, "peak_bytes": 5_000_000}}
     record["parameters"] = {"full": 500_000, "trained_model": 250_000}
-    output = record if code == 0 else {"error": {"type": "X", "message": "no such file: /home/me/runs/x. Look there."}}
+    output = record if code == 0 else {"error": {"type": "X", "message": "no such file: /a/runs/x. Look there."}}
     metrics = [{"phase": "network", "epoch": "2", "val_accuracy": str(val + 0.1), "seconds": str(seconds)}]
     return row_of(task, digest, "abc", code, output, metrics)
 

@@ -86,6 +86,15 @@ class TestResultFile:
             results.once("x", lambda: calls.append(1) or {"exit_code": None, "seconds": 10.5})
             assert len(calls) == expected
 
+    def test_a_run_is_known_by_its_command(self, options: common.Options, monkeypatch: pytest.MonkeyPatch) -> None:
+        runs: list[common.Settings] = []
+        monkeypatch.setattr(store, "train", lambda settings, *_: runs.append(settings) or {"exit_code": 0})
+        results = store.ResultFile("budgets", options)
+        first, same = (results.train({"model": "vgg8", "seed": 1}, arm="x") for _ in range(2))
+        assert first == same and len(runs) == 1
+        assert first["command"] == "snugfit train --model vgg8 --seed 1"
+        assert (first["arm"], first["settings"]) == ("x", {"model": "vgg8", "seed": 1})
+
     def test_again_runs_everything_once_more(self, options: common.Options) -> None:
         calls = []
         store.ResultFile("budgets", options).once("x", lambda: {"exit_code": 0, "seconds": 1.0})

@@ -31,7 +31,7 @@ def plan_of(strategy, **settings):
 
 FULL = Request(
     ModelOptions("vgg11", "my weights.pth"), DataOptions("folder:my 'photos'", max_train=9),
-    BudgetOptions("100MB", "1GB"),
+    BudgetOptions("100MB", storage="1GB"),
     TrainingOptions(epochs=3, lr=1e-05, augment=False, erase=0.1), StrategyOptions(saturation_stop=True, aim="memory"),
     MachineOptions(threads=1),
 )  # fmt: skip

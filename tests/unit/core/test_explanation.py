@@ -8,7 +8,7 @@ from snugfit._core.budget import Budget
 from snugfit._core.explanation import explanation_of
 from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Candidate, Cost, Phase, Plan, ranked
-from snugfit._core.workload import Workload
+from snugfit._core.workload import OptimizerSettings, Workload
 
 MB = 10**6
 HARDWARE = Hardware("cpu", "cpu", 1, 10**9, "Linux", "2", True)
@@ -33,6 +33,30 @@ def test_the_choice_its_aim_and_the_next_best():
     )
     assert "not those of the network's own loss" in gradients
     assert others == ["--aim accuracy would choose backprop: 90.0 MB, 30.0s, with exact gradients."]
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"), [({"state": "int8"}, True), ({}, False), ({"state": "int8", "momentum": 0.0}, False)]
+)
+def test_rounded_optimizer_state_is_named(settings, found):
+    work = replace(WORKLOAD, optimizer=OptimizerSettings(**settings))
+    sentences = explanation_of(Plan(work, Budget(), HARDWARE, (PLAIN,), 0))
+    assert any("not exact: --optimizer-state int8" in each for each in sentences) is found
+
+
+@pytest.mark.parametrize(("activations", "word"), [("int8", "nearly exact"), ("exact", "exact")])
+def test_rounded_feature_maps_are_named(activations, word):
+    choice = replace(PLAIN, exact=activations == "exact")
+    plan = Plan(replace(WORKLOAD, activations=activations), Budget(), HARDWARE, (choice,), 0)
+    sentence = explanation_of(plan)[1]
+    assert sentence.startswith(f"Its gradients are {word}: those of plain backpropagation")
+    assert ("--activations int8 rounds" in sentence) is (activations == "int8")
+
+
+def test_rounded_weights_are_named():
+    work = replace(WORKLOAD, optimizer=OptimizerSettings(state="int8"), weight_dtype="bfloat16")
+    both = "rounds the optimizer's state and --weight-dtype bfloat16 rounds weights at random after every step."
+    assert any(each.endswith(both) for each in explanation_of(Plan(work, Budget(), HARDWARE, (PLAIN,), 0)))
 
 
 def test_the_least_memory():

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from core_samples import PLAN, WORKLOAD
+from core_samples import PLAN, RECORD, WORKLOAD
 
 from snugfit._core.budget import Budget
 from snugfit._core.plan import Plan
@@ -55,6 +55,8 @@ def test_optimizer_settings():
     assert OptimizerSettings("sgd").state_per_parameter == 1
     assert OptimizerSettings("sgd", momentum=0.0).state_per_parameter == 0
     assert OptimizerSettings("adamw").state_per_parameter == 2
+    assert OptimizerSettings("adamw", state="bfloat16").state_per_parameter == 1
+    assert OptimizerSettings("sgd", state="int8").state_per_parameter == (256 + 4) / (256 * 4)
     with pytest.raises(UsageError, match="--lr"):
         OptimizerSettings(lr=0)
 
@@ -80,3 +82,17 @@ def test_the_ground_floor_imports_no_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("peak", "total", "budget", "excess"),
+    [
+        (100, 300, {"memory_bytes": 100, "total_memory_bytes": 300}, None),
+        (10**15, 10**16, {"memory_bytes": None, "total_memory_bytes": None}, None),
+        (101, None, {"memory_bytes": 100}, (101, 100)),
+        (100, 301, {"memory_bytes": 100, "total_memory_bytes": 300}, (301, 300)),
+    ],
+)
+def test_a_run_above_its_budget_has_an_excess(peak, total, budget, excess):
+    measured = {"peak_bytes": peak, "total_memory_bytes": total}
+    assert dataclasses.replace(RECORD, measured=measured, budget=budget).excess == excess

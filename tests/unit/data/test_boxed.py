@@ -1,5 +1,7 @@
 """Images with boxes: formats, division, batches, and boxes that follow augmentation."""
 
+import colorsys
+
 import numpy as np
 import pytest
 import tiny_boxes
@@ -215,6 +217,22 @@ def test_colours_change_and_shapes_do_not():
     torch.testing.assert_close(recoloured(images, still), images, atol=1e-5, rtol=0)
     grey = recoloured(images[:, :1], np.array([[0.0, 0.0, 0.0, 1.0, 0.0]] * 4))
     torch.testing.assert_close(grey, (images[:, :1] * 1.5).clamp(max=1))
+
+
+def test_colours_change_as_in_the_standard_library():
+    images = torch.rand(6, 3, 5, 5)
+    images[0] = images[0, :1]  # grey
+    images[1], images[2] = 0, 1
+    images[3] = (images[3] * 2).round()  # the corners of the cube: channels are equal
+    draws = np.random.default_rng(2).random((6, 5))
+    changed = recoloured(images, draws).permute(0, 2, 3, 1)
+    for image, result, (hue, by, down, bright, dark) in zip(images.permute(0, 2, 3, 1), changed, draws, strict=True):
+        factors = [1 + 0.5 * each for each in (by, bright)]
+        saturation, exposure = (1 / f if up >= 0.5 else f for f, up in zip(factors, (down, dark), strict=True))
+        for pixel, got in zip(image.reshape(-1, 3).tolist(), result.reshape(-1, 3).tolist(), strict=True):
+            h, s, v = colorsys.rgb_to_hsv(*pixel)
+            want = colorsys.hsv_to_rgb((h + (2 * hue - 1) * 0.1) % 1, min(s * saturation, 1), min(v * exposure, 1))
+            assert got == pytest.approx(want, abs=1e-5)
 
 
 def test_large_images_are_coloured_in_parts(monkeypatch):

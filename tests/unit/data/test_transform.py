@@ -42,6 +42,35 @@ def test_every_augmented_image_is_a_shifted_or_mirrored_original(flip):
     assert (mirrored > 0) is flip
 
 
+def bilinear(part, size):
+    """The image (C, H, W) at size x size in float64: pixels are squares, and samples lie at their centres."""
+    channels, rows, columns = part.shape
+    found = np.zeros((channels, size, size))
+    for y in range(size):
+        for x in range(size):
+            at = [max((i + 0.5) * n / size - 0.5, 0) for i, n in ((y, rows), (x, columns))]
+            low = [int(place) for place in at]
+            high = [min(place + 1, n - 1) for place, n in zip(low, (rows, columns), strict=True)]
+            down, right = (place - int(place) for place in at)
+            upper = part[:, low[0], low[1]] * (1 - right) + part[:, low[0], high[1]] * right
+            lower = part[:, high[0], low[1]] * (1 - right) + part[:, high[0], high[1]] * right
+            found[:, y, x] = upper * (1 - down) + lower * down
+    return found
+
+
+def test_a_cut_is_resized_bilinearly():
+    images = random_images(5, size=20)
+    left, top, width, height = (
+        np.array(each) for each in ((0, 3, 7, 0, 19), (0, 8, 2, 5, 0), (20, 5, 9, 7, 1), (20, 12, 9, 3, 20))
+    )
+    got = module.cut(images, left, top, width, height, 9)
+    assert got.dtype == torch.uint8 and torch.equal(got[2], images[2, :, 2:11, 7:16])
+    for i in range(5):
+        part = images[i, :, top[i] : top[i] + height[i], left[i] : left[i] + width[i]].double().numpy()
+        error = np.abs(got[i].double().numpy() - bilinear(part, 9)).max()
+        assert error.round(9) <= 1, "half a level for each of two passes; the error itself is rounded in float64"
+
+
 def test_resized_crop_keeps_a_linear_image_linear():
     ramp = torch.arange(96, dtype=torch.uint8).expand(1, 96, 96)[None].repeat(16, 1, 1, 1)
     original = ramp.clone()

@@ -13,13 +13,14 @@ from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.option_groups import ModelOptions
 from snugfit._core.plan import Candidate, Plan
+from snugfit._core.record import Record
 from snugfit._core.registry import strategies
 from snugfit._core.request import Request, StrategyOptions
 from snugfit._core.workload import Workload
 from snugfit._engine import process
 from snugfit._engine.builder import make_strategies, own_splits
 from snugfit._engine.process import choose_device, describe_hardware
-from snugfit._engine.running import _new_folder, _verify, with_absolute_paths
+from snugfit._engine.running import _new_folder, with_absolute_paths
 from snugfit._storage.files import write_json_atomic
 from snugfit._storage.manifest import Manifest
 from snugfit.errors import BudgetExceededError, CheckpointError, UnknownNameError, UsageError
@@ -107,11 +108,22 @@ def test_what_is_there_decides_what_is_considered():
     whole = {"backprop", "checkpoint", "blockwise"}
     assert names(weights="w.pth") == whole | {"sidenet"}
     assert names(time_ratio=0.5) == {"elastic"}
+    assert names(activations="int8") == {"backprop"}
+    assert names(weight_dtype="bfloat16") == {"backprop", "checkpoint"}
     assert names(devices=2) == whole | {"tiled"}
     assert make_strategies(Request.of(devices=2)).strategies[-1].processes == 2
     (waiting,) = make_strategies(Request.of(memory="1GB")).standby
     assert waiting.name == "tiled" and waiting.processes == 1
     assert make_strategies(Request.of(weights="w", scheme="full")).left_out["sidenet"] == "has no --scheme full"
+
+
+def test_a_strategy_that_cannot_keep_less_says_so():
+    with pytest.raises(UsageError, match="tiled does not support --weight-dtype bfloat16; use backprop or checkpoint"):
+        make_strategies(Request.of(strategy="tiled", weight_dtype="bfloat16"))
+    with pytest.raises(
+        UsageError, match="blockwise does not support --activations int4; use backprop, or leave it out"
+    ):
+        make_strategies(Request.of(strategy="blockwise", activations="int4"))
 
 
 def test_a_plan_over_processes_does_not_run_on_one():
@@ -166,7 +178,9 @@ def test_the_processor_is_a_device_and_is_described(monkeypatch):
 
 def test_a_prepared_process_keeps_its_baseline(monkeypatch):
     taken = []
-    monkeypatch.setattr(process, "take_baseline", lambda threads=None: taken.append(threads) or len(taken))
+    monkeypatch.setattr(
+        process, "take_baseline", lambda threads=None, waiting=None: taken.append(threads) or len(taken)
+    )
     monkeypatch.setattr(process, "_prepared", [])
     assert (process.baseline(1), process.baseline(1)) == (1, 2), "an unprepared one takes it anew each time"
     process.prepare_process(4)
@@ -176,7 +190,7 @@ def test_a_prepared_process_keeps_its_baseline(monkeypatch):
 
 def test_all_cores_compute_unless_the_user_says_otherwise(monkeypatch):
     taken = []
-    monkeypatch.setattr(process, "take_baseline", lambda threads=None: taken.append(threads))
+    monkeypatch.setattr(process, "take_baseline", lambda threads=None, waiting=None: taken.append(threads))
     monkeypatch.setattr(process, "_prepared", [])
     monkeypatch.setattr(process, "cores", lambda: 12)
     monkeypatch.delenv("OMP_NUM_THREADS")
@@ -219,11 +233,13 @@ def test_a_folder_that_holds_something_is_never_written_into(tmp_path):
         _new_folder(tmp_path, made_plan())
 
 
-def test_a_run_above_its_budget_is_a_failed_run():
-    _verify(100_000_000, made_plan())
-    _verify(10**15, made_plan(memory=None))
-    with pytest.raises(BudgetExceededError, match=r"100\.0 MB"):
-        _verify(100_000_001, made_plan())
+def test_a_run_above_its_budget_is_a_failed_run(tmp_path, monkeypatch):
+    small = {"strategy": "backprop", "epochs": 1, "image_size": 8, "max_train": 32, "batch_size": 8}
+    planned = snugfit.plan("smallconv", "digits", total_memory="2GB", **small)
+    monkeypatch.setattr(Record, "excess", (301 * 10**6, 300 * 10**6))
+    with pytest.raises(BudgetExceededError, match=r"301\.0 MB, above .* 300\.0 MB.*larger --total-memory"):
+        planned.run((), tmp_path / "run")
+    assert (tmp_path / "run" / "record.json").exists()
 
 
 def written_run(folder, request=None, plan=None):

@@ -1,13 +1,17 @@
 """The smallest budget that would do, on made-up strategies and by the lines of a real one."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
 
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Candidate, Cost, Plan, Shortfall
 from snugfit._core.profile import ProbeLine, ProbePoint, Profile
+from snugfit._core.request import Request
 from snugfit._core.workload import Workload
-from snugfit._engine.retries import DRIFT_BYTES, smallest_budget_of
+from snugfit._engine.retries import DRIFT_BYTES, retry_requests, smallest_budget_of
 from snugfit._planner import PastRun
 from snugfit.strategies.backprop.strategy import Backprop
 
@@ -57,14 +61,64 @@ def test_without_anything_that_fits_or_any_limit_there_is_none():
 
 
 def test_the_budget_named_is_proposed_in_and_less_is_not():
-    """By hand: (5 + 22 MB) * 1.02 + 5.5 + 1 = 34.04 MB, so 35."""
+    """By hand: (5 + 22 MB) * 1.025 + 2.5 + 5 = 35.2 MB, so 36."""
     strategy = Backprop(accumulate=False)
-    assert smallest([strategy], "100MB", "backprop") == 35 * MB + DRIFT_BYTES
-    assert not list(strategy.propose(WORKLOAD, PROFILE, HARDWARE, Budget("34MB")))
-    assert list(strategy.propose(WORKLOAD, PROFILE, HARDWARE, Budget("35MB")))
+    assert smallest([strategy], "100MB", "backprop") == 36 * MB + DRIFT_BYTES
+    assert not list(strategy.propose(WORKLOAD, PROFILE, HARDWARE, Budget("35MB")))
+    assert list(strategy.propose(WORKLOAD, PROFILE, HARDWARE, Budget("36MB")))
 
 
 def test_past_runs_that_needed_more_than_was_predicted_raise_it():
     run = PastRun("backprop", "net", (3, 4, 4), 10.0, 10.0, 100 * MB, 150 * MB)
     found = smallest([Backprop(accumulate=False)], "100MB", "backprop", runs=[run])
-    assert 35 * MB * 1.5 <= found <= 36 * MB * 1.55
+    assert 36 * MB * 1.5 <= found <= 37 * MB * 1.55
+
+
+def retries(*short, **options):
+    candidates = tuple(Candidate(name, False, smallest_bytes=1) for name in short)
+    plan = Plan(WORKLOAD, Budget("50MB"), HARDWARE, candidates)
+    planned = SimpleNamespace(assembly=SimpleNamespace(request=Request.of(**options)), plan=plan)
+    return [
+        (each.strategy.strategy, each.strategy.local_loss, each.training.optimizer_state)
+        for each in retry_requests(planned)
+    ]
+
+
+def test_every_strategy_is_planned_alone_then_leaner_and_at_last_exact_ones_with_small_optimizer_state():
+    blocks = [("blockwise", "auto"), ("blockwise", "lls-mxm")]
+    everything = [("backprop", "auto"), *blocks]
+    found = [(*each, None) for each in everything]
+    assert retries("backprop", "blockwise") == [*found, ("backprop", "auto", "int8")]
+
+
+def exact_retries(aim, *fits, **options):
+    names = ("backprop", "checkpoint", "tiled")
+    refused = [Candidate(name, False, smallest_bytes=60 * MB, exact=True) for name in names]
+    fitting = [Candidate(name, True, predicted=Cost(1, 1.0, 1.0), exact=name == "tiled") for name in fits]
+    plan = Plan(WORKLOAD, Budget("50MB"), HARDWARE, (*fitting, *refused), 0, aim)
+    request = Request.of(**{"memory": "50MB", **options})
+    return [
+        each.strategy.strategy
+        for each in retry_requests(SimpleNamespace(assembly=SimpleNamespace(request=request), plan=plan))
+    ]
+
+
+def test_exact_strategies_are_planned_alone_if_accuracy_is_the_aim_and_what_fits_is_not_exact():
+    assert exact_retries("accuracy", "blockwise") == ["backprop", "checkpoint"]
+    assert exact_retries("time", "blockwise") == exact_retries("accuracy", "tiled") == []
+    assert exact_retries("accuracy", "blockwise", strategy="blockwise") == []
+    assert exact_retries("accuracy", "blockwise", memory=None) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"strategy": "backprop"}, ["int8"]),
+        ({"strategy": "backprop", "optimizer_state": "float32"}, []),
+        ({"strategy": "backprop", "optimizer_state": "bfloat16"}, []),
+        ({"strategy": "backprop", "optimizer": "schedulefree"}, []),
+        ({"optimizer_state": "float32"}, ["float32"]),
+    ],
+)
+def test_the_type_of_optimizer_state_is_the_users_if_named(options, found):
+    assert [state for _, _, state in retries("backprop", **options)] == found

@@ -44,6 +44,12 @@ def test_a_named_model_runs_in_a_process_of_its_own(folders):
     assert list(folders.iterdir()) == []
 
 
+def test_trials_next_to_the_process_that_plans_are_beyond_a_total():
+    plan = snugfit.plan("smallconv", "digits", strategy="backprop", total_memory="2GB", **TINY)
+    with pytest.raises(UsageError, match="beyond --total-memory"):
+        plan.compare(steps=1)
+
+
 def test_the_next_trial_follows_one_that_fails(planned, folders, monkeypatch):
     def fail(planned, folder):
         raise UsageError("no.")

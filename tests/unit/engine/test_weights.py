@@ -14,7 +14,7 @@ from snugfit._chain import Chain, UnitStore
 from snugfit._core.request import Request
 from snugfit._core.serial import to_data
 from snugfit._data import from_dataset
-from snugfit._engine.builder import assemble
+from snugfit._engine.builder import assemble, optimizer_of
 from snugfit._engine.loading import on_meta
 from snugfit._storage.tensor_file import read_weights
 from snugfit.errors import CheckpointError, ModelError, UsageError
@@ -119,9 +119,9 @@ def splits(classes=2):
     return from_dataset(TensorDataset(torch.rand(8 * classes, 1, 8, 8), torch.arange(8 * classes) % classes))
 
 
-def first_weights(tmp_path, module, weights=None):
+def first_weights(tmp_path, module=None, weights=None, model="python"):
     """What training starts from: the stored weights of all units."""
-    made = assemble(Request.of(weights=weights, model="python"), splits(), module)
+    made = assemble(Request.of(weights=weights, model=model), splits(), module)
     store = UnitStore(tmp_path / "store")
     made.store_initial_weights(store)
     return {k: v for index in range(len(made.chain.all_units)) for k, v in store.load(index).items()}
@@ -191,6 +191,34 @@ def test_the_default_learning_rate_is_the_optimizers():
     assert made.workload.optimizer.lr == 0.001
     made = assemble(Request.of(model="python", lr=0.3, batch_size=4), splits(), network())
     assert (made.workload.optimizer.lr, made.workload.batch_limit) == (0.3, 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "layer", "variance"),
+    [
+        ("vgg11", "features.8.weight", 2 / (256 * 9)), ("resnet20", "layer2.0.conv1.weight", 2 / (32 * 9)),
+        ("resnet50", "layer3.1.conv3.weight", 2 / 1024), ("mobilenet_v2", "features.9.conv.2.weight", 2 / 64),
+        ("smallconv", "features.8.weight", 1 / (3 * 64 * 9)),
+    ],
+)  # fmt: skip
+def test_convolutions_begin_with_the_variance_of_their_papers(tmp_path, model, layer, variance):
+    """He et al. (2015), and torch's own for the networks of LLS; another seed gives other weights of that variance."""
+    got = first_weights(tmp_path, model=model)
+    assert got[layer].var().item() == pytest.approx(variance, rel=0.1)
+    assert model != "vgg11" or not got["features.8.bias"].any()
+
+
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [
+        ({}, 0.001), ({"optimizer": "adamw"}, 0.0001), ({"optimizer": "schedulefree"}, 0.0005), ({"lr": 0.3}, 0.3),
+        ({"strategy": "sidenet"}, 0.0006), ({"strategy": "sidenet", "optimizer": "sgd"}, 0.001),
+        ({"task": "detect"}, 0.0003),
+    ],
+)  # fmt: skip
+def test_pretrained_weights_learn_at_a_tenth_of_the_default_rate(options, rate):
+    optimizer = optimizer_of(Request.of(model="resnet20", weights="weights.safetensors", **options))
+    assert optimizer.lr == pytest.approx(rate)
 
 
 def test_label_smoothing_is_off_by_default_and_part_of_the_workload():

@@ -71,6 +71,62 @@ def test_exit_parameters_are_those_of_the_exit_model():
             assert made.exit_parameters(index) == sum(p.numel() for p in made.exit_model(index).parameters())
 
 
+class Averaged(nn.Module):
+    """A head that averages without a layer, and its convolutions."""
+
+    def __init__(self, *, keeps_axes):
+        super().__init__()
+        self.convs = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.ReLU())
+        self.keeps_axes, self.linear = keeps_axes, nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.linear(self.convs(x).mean((2, 3), keepdim=self.keeps_axes).flatten(1))
+
+
+def ends_in(*head):
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.ReLU(), *head)
+
+
+def last_local_loss(name, model):
+    made = Layout.of(Chain.from_module(model, (3, 12, 12), "net"), name, 5)
+    last = made.make_loss(len(made) - 1)
+    initialise_loss(last.local, 1)
+    return last.local.eval()
+
+
+@pytest.mark.parametrize("name", ["linear", "lls", "lls-mxm"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        ends_in(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)),
+        ends_in(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(8, 5)),
+        Averaged(keeps_axes=True),
+        Averaged(keeps_axes=False),
+    ],
+    ids=["adaptive", "average", "mean", "mean without axes"],
+)
+def test_the_last_units_own_loss_sees_no_position_that_the_heads_pool_averages_away(name, model):
+    local, features = last_local_loss(name, model), torch.randn(2, 8, 8, 8)
+    moved = features.flatten(2)[..., torch.randperm(64)].unflatten(2, (8, 8))
+    torch.testing.assert_close(local.predict(moved), local.predict(features))
+
+
+@pytest.mark.parametrize("name", ["linear", "lls", "lls-mxm"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        ends_in(nn.Flatten(), nn.Linear(512, 5)),
+        ends_in(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 5)),
+        ends_in(nn.MaxPool2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)),
+    ],
+    ids=["no pool", "2x2", "behind a max pool"],
+)
+def test_the_last_units_own_loss_sees_the_quarters_of_a_feature_map_otherwise(name, model):
+    local, features = last_local_loss(name, model), torch.randn(2, 8, 8, 8)
+    turned = features.rot90(dims=(2, 3))
+    assert (local.predict(turned) - local.predict(features)).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("name", sorted(LOCAL_LOSSES))
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_every_loss_has_the_layouts_label_smoothing(name, smoothing):

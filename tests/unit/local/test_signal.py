@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from snugfit._chain import Chain
 from snugfit.local import LOCAL_LOSSES, LocalLoss, NetworkStats, UnitShape, build_local_loss, learning_signal
-from snugfit.local.macs import input_gradient_macs, loss_macs
+from snugfit.local.base import Objective
+from snugfit.local.macs import SAMPLES, input_gradient_macs, loss_macs
 
 PROJECTIONS = ("linear", "lls", "lls-m", "lls-mxm")
 
@@ -132,7 +133,7 @@ def test_both_gradients_of_a_convolution_take_its_forward_macs(kind, groups):
             self.conv = kind(4, 6, 3, stride=2, padding=1, groups=groups)
 
     pixels = 16 if kind is nn.Conv2d else 64
-    assert loss_macs(Loss(), (4, 8, 8)) == 3 * 4 * 6 * 9 * pixels // groups
+    assert loss_macs(Objective(Loss(), (SAMPLES, 4, 8, 8)), (4, 8, 8)) == 3 * 4 * 6 * 9 * pixels // groups
 
 
 def test_what_is_counted_is_left_as_it_was():

@@ -94,7 +94,7 @@ def test_a_full_disk_is_said_at_once(number, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     scratch = MappedScratch(tmp_path)
-    with pytest.raises(OutOfStorageError, match=r"no space left for 5 MB more .*--cache-dir") as error:
+    with pytest.raises(OutOfStorageError, match=r"no space left for 5 MB of scratch in .*--cache-dir") as error:
         scratch.empty((1, 1, 1000, 1250), torch.float32)
     assert "\n" not in str(error.value) and error.value.exit_code == 6
     assert scratch.bytes == 0 and list(tmp_path.iterdir()) == []

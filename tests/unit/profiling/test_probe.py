@@ -1,13 +1,13 @@
-"""Probes on made-up meters and limits: which batch sizes are measured, and what a refusal does."""
+"""Probes on synthetic meters and limits: which batch sizes are measured, and what a refusal does."""
 
 import sys
-from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
+from probe_samples import Machine, probe
 
 from snugfit._core.profile import ProbeLine
-from snugfit.profiling import Measurements, Probe, alone, measure_probe, measure_probes
+from snugfit.profiling import Measurements, Probe, alone, measure_probe, measure_probes, without_others
 from snugfit.profiling.measuring import FIRST_GROWTH
 from snugfit.profiling.probe import LAYER_GROWTH, META_PASS_BYTES, PROBE_GROWTH
 
@@ -17,66 +17,6 @@ def no_collecting(monkeypatch):
     """Collecting garbage takes a tenth of a second, and nothing here makes any."""
     for module in ("probe", "measuring"):
         monkeypatch.setattr(f"snugfit.profiling.{module}.release_memory", lambda: None)
-
-
-class Machine:
-    """Meter and limit of a made-up process: a step takes its bytes, and more than the budget is refused."""
-
-    metric = "made up"
-
-    kernel_bytes = 0
-
-    def __init__(self, budget=None, resting=1000):
-        self.budget_bytes, self.resting = budget, resting
-        self.current_bytes = self.peak_bytes = resting
-        self.kept = 0
-        self.reserves = self.address_space = 0
-
-    @contextmanager
-    def allow_address_space(self, extra_bytes):
-        self.address_space += extra_bytes
-        yield
-        self.address_space -= extra_bytes
-
-    def restart(self):
-        self.current_bytes = self.peak_bytes = self.resting + self.kept
-
-    def mark(self):
-        return self.peak_bytes
-
-    def refresh(self):
-        return 0
-
-    def allow_kernels(self):
-        return nullcontext()
-
-    def take(self, count):
-        used = self.resting + self.kept + count
-        if self.budget_bytes is not None and used > self.budget_bytes:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-        self.peak_bytes = max(self.peak_bytes, used)
-
-
-def probe(machine, fixed, sample, limit=64, kept=0, floor=None, sizes=(), on_step=None):
-    """A probe that keeps ``kept`` bytes from when it is built until it is dropped."""
-    ran = []
-
-    class Step:
-        def __init__(self):
-            machine.take(kept)
-            machine.kept += kept
-
-        def __call__(self, batch):
-            ran.append(batch)
-            if on_step:
-                on_step(batch)
-            machine.take(fixed + sample * batch)
-
-        def __del__(self):
-            machine.kept -= kept
-
-    made = Probe("p", Step, floor or (lambda batch: sample * batch), limit, kept_bytes=kept, sizes=sizes)
-    return made, ran
 
 
 def test_the_line_is_that_of_the_step():
@@ -490,8 +430,36 @@ def test_what_another_process_measured_counts_with_what_it_left_in_memory(tmp_pa
     first, ran = measured(growing=5)
     again, ran_again = measured(growing=0)
     assert ran and not ran_again
-    assert again.lines == first.lines and again.floors == first.floors
-    assert again.base_bytes == first.base_bytes == 1000 + 5 * len(ran)
+    assert again.floors == first.floors
+    assert again.lines == {name: replace(line, elsewhere=True) for name, line in first.lines.items()}
+    assert first.base_bytes == 1000 + 5 * len(ran)
+    others = first.base_bytes - again.base_bytes
+    assert others == first.lines["p"].sizes_bytes == 5 * (len(ran) - 2), "training runs at one size"
+    assert again.lines["p"].bytes_at(8) == first.lines["p"].bytes_at(8) + first.lines["p"].shape_bytes
+
+
+def test_what_another_strategy_left_elsewhere_does_not_count_to_this_one(tmp_path):
+    """A strategy whose probes left 50 bytes trains without the 30 that another's left in another process."""
+    known = Measurements(tmp_path)
+
+    def profile(known):
+        machine = Machine(budget=3000)
+
+        def leaving(name, size):
+            def build():
+                machine.kept += size
+                return machine.take
+
+            return Probe(name, build, lambda batch: 1, 64, same=name)
+
+        probes = [leaving("a", 50), leaving("b", 30)]
+        return probes, measure_probes(probes, machine, machine, lambda *_: None, known)
+
+    probes, here = profile(known)
+    assert without_others(here, probes[:1]).base_bytes == here.base_bytes == 1080
+    _, again = profile(Measurements(tmp_path))
+    assert again.base_bytes == 1080
+    assert [without_others(again, [probe]).base_bytes for probe in probes] == [1050, 1030]
 
 
 def test_long_steps_are_not_measured_at_the_largest_batch_and_more_is_allowed_for(monkeypatch):

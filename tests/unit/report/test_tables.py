@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
+import pytest
 from rich.table import Column
 
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Candidate, Cost, Phase, Plan
-from snugfit._core.workload import Workload
+from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._report.tables import make_table, plan_text, print_plan, print_tables
 
 
@@ -47,6 +49,24 @@ def test_plan_marks_the_choice_and_says_why_not():
         " ".join(failed.split()) == "backprop no \N{EN DASH} \N{EN DASH} \N{EN DASH} \N{EN DASH} yes needs [118.0 MB]"
     )
     assert lines[-1] == "Chosen: blockwise, 98.6 MB at the peak, 17m01s in all."
+
+
+@pytest.mark.parametrize("rounded", [{"optimizer": OptimizerSettings(state="int8")}, {"weight_dtype": "bfloat16"}])
+def test_a_plan_with_rounded_updates_is_exact_in_gradients_alone(rounded):
+    exact = Candidate("backprop", True, predicted=FITS.predicted, exact=True)
+    work = replace(WORKLOAD, **rounded)
+    rows = printed(Plan(work, Budget("100MB"), HARDWARE, (exact, FITS), 0))
+    assert " ".join(next(each for each in rows if each.startswith("* ")).split()).startswith(
+        "* backprop yes 98.6 MB 1m40s 17m01s 990.0 MB gradients"
+    )
+    assert "990.0 MB no " in " ".join(next(each for each in rows if "blockwise" in each).split())
+
+
+def test_a_plan_with_compressed_activations_is_nearly_exact():
+    choice = Candidate("backprop", True, predicted=FITS.predicted)
+    rows = printed(Plan(replace(WORKLOAD, activations="int4"), Budget("100MB"), HARDWARE, (choice, FITS), 0))
+    assert "990.0 MB nearly" in " ".join(" ".join(rows).split())
+    assert "990.0 MB no " in " ".join(next(each for each in rows if "blockwise" in each).split())
 
 
 def test_plan_tells_the_rho_and_the_batch_of_a_selection():

@@ -14,7 +14,7 @@ from snugfit._core.profile import ProbeLine, ProbePoint
 from snugfit.strategies.blockwise.blocks import Residency, UnitNeeds, block_name, estimate_blocks, make_blocks
 from snugfit.strategies.blockwise.partition import Block
 from snugfit.strategies.blockwise.strategy import Blockwise
-from snugfit.strategies.memory_estimates import SAFETY_BYTES, with_safety
+from snugfit.strategies.memory_estimates import SAFETY, SAFETY_BYTES, with_safety
 
 
 def need(kept, fixed, sample, elements=0, output=0, smallest=1, name="u", **more):
@@ -46,12 +46,15 @@ def test_a_blocks_bytes_by_hand():
 
 
 def test_kernels_of_earlier_blocks_are_still_in_memory():
-    """New batch sizes leave 7, 3 and 2 bytes of kernels for good; the own ones are part of a unit's 20, 30 and 40."""
-    needs = [need(0, 20, 10, shape_bytes=7), need(0, 30, 10, shape_bytes=3), need(0, 40, 10, shape_bytes=2)]
+    """New batch sizes leave 6, 3 and 2 bytes of kernels for good; the own ones are part of a unit's 20, 30 and 40.
+
+    Passes without training leave a third of that in addition, once a block is trained.
+    """
+    needs = [need(0, 20, 10, shape_bytes=6), need(0, 30, 10, shape_bytes=3), need(0, 40, 10, shape_bytes=2)]
     made = residency(needs)
-    assert [made.bytes_of(Block(i, i, 2)) for i in range(3)] == [40, 50 + 7, 60 + 10]
-    assert made.bytes_of(Block(1, 2, 2)) == max(30 + 20 - 3, 40 + 20 - 2) + 12, "kernels of both units stay"
-    assert residency(needs, headroom=70).largest_batches(9) == [5, 3, 2]
+    assert [made.bytes_of(Block(i, i, 2)) for i in range(3)] == [40, 50 + 6 + 2, 60 + 9 + 3]
+    assert made.bytes_of(Block(1, 2, 2)) == max(30 + 20 - 3, 40 + 20 - 2) + 11 + 2, "kernels of both units stay"
+    assert residency(needs, headroom=72).largest_batches(9) == [5, 3, 2]
 
 
 def test_a_batch_that_was_not_measured_may_need_more_workspace():
@@ -80,7 +83,7 @@ def test_lines_say_what_a_trained_unit_leaves_behind():
     assert [each.fixed_bytes for each in needs] == [13 * MB, 12 * MB, 11 * MB]
     filled = Blockwise(blocks=((0, 0, 2), (1, 1, 2), (2, 2, 2)))
     peaks = [phase.peak_bytes for phase in filled.estimate(workload(), made, HARDWARE).phases]
-    assert peaks[:3] == [with_safety(0, step * MB) for step in (15, 14 + 3, 13 + 5)]
+    assert peaks[:3] == [with_safety(0, step * MB) for step in (15, 14 + 3 + 1, 13 + 5 + 5 / 3)]
 
 
 def test_a_profile_of_larger_modules_alone_has_a_shortfall():
@@ -227,8 +230,8 @@ def test_cost_by_hand():
 
     rows = 1000 * 2 + 200
     assert first.name == "block 1: a to b" and first.units == ("a", "b") and first.batch_size == 8
-    assert first.peak_bytes == int((1000 + made.bytes_of(blocks[0])) * 1.02) + SAFETY_BYTES
-    statistics = 64  # images that norms' statistics are taken over, once for each block
+    assert first.peak_bytes == int((1000 + made.bytes_of(blocks[0])) * (1 + SAFETY)) + SAFETY_BYTES
+    statistics = 256  # images that norms' statistics are taken over, once for each block
     assert first.seconds == pytest.approx(0.05 * 1000 * 3 + 0.35 * 0.05 * (rows + statistics))
     assert first.storage_bytes == rows * (2 * 2 + 8), "with a label beside each row"
     assert second.name == "block 2: c" and second.storage_bytes == 0

@@ -13,7 +13,7 @@ from snugfit.strategies.checkpoint.candidates import Candidate
 from snugfit.strategies.checkpoint.search import MARGIN_BYTES, MeasurementFilter
 from snugfit.strategies.checkpoint.strategy import Checkpoint
 from snugfit.strategies.full_network import network_cost
-from snugfit.strategies.memory_estimates import RESERVED_BYTES, SAFETY_BYTES
+from snugfit.strategies.memory_estimates import RESERVED_BYTES, SAFETY, SAFETY_BYTES
 from snugfit.strategies.micro_batch import MicroBatching, line_name
 from snugfit.strategies.recomputation.schedule import Schedule
 
@@ -37,7 +37,7 @@ FILTER = MeasurementFilter(CANDIDATES, workload(), True)
 
 def available(headroom):
     """Bytes that leave ``headroom`` for a step, and nothing more."""
-    return int(headroom * 1.02) + SAFETY_BYTES + RESERVED_BYTES
+    return int(headroom * (1 + SAFETY)) + SAFETY_BYTES + RESERVED_BYTES
 
 
 def worth_measuring(lines, free, judge=FILTER):
@@ -149,7 +149,7 @@ def test_the_effective_batch_counts_more_than_speed():
 def test_nothing_fits_and_the_least_floor_is_named():
     assert propose(LINES, Budget(5 * MB)) is None
     found = profile(LINES, floors={PLAIN: 90 * MB, LEAST: 20 * MB, "block:0": MB})
-    assert Checkpoint().shortfall(workload(), found, HARDWARE, Budget(5 * MB)).smallest_bytes == 32 * MB
+    assert Checkpoint().shortfall(workload(), found, HARDWARE, Budget(5 * MB)).smallest_bytes == 33 * MB
 
 
 def test_a_plan_without_a_schedule_cannot_be_taken_up():

@@ -1,6 +1,7 @@
 """Recomputation by a schedule against the plain forward pass, in values and in memory."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +12,14 @@ from torch import nn
 from snugfit._chain import Chain
 from snugfit._training.network import NetworkTrainer
 from snugfit.memory.autocast import autocast
+from snugfit.memory.paging import BLOCK_BYTES, BLOCKS, PageFile
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import unit_stats
 from snugfit.strategies.checkpoint.candidates import find_candidates, subsample
-from snugfit.strategies.recomputation.dynamic_program import frontier, schedule_cost
+from snugfit.strategies.recomputation import dynamic_program, paging
+from snugfit.strategies.recomputation.dynamic_program import schedule_cost
 from snugfit.strategies.recomputation.forward import recomputing_forward
+from snugfit.strategies.recomputation.paging_program import frontier
 from snugfit.strategies.recomputation.schedule import Schedule
 from snugfit.strategies.recomputation.unit_costs import unit_costs
 
@@ -165,7 +169,8 @@ def true_peak(chain, schedule, *, hold):
     """Peak tensor bytes of a trainer's step, without weights, optimizer state, held gradients and images."""
     clone = copy.deepcopy(chain)
     module = clone.to_module()
-    trainer = NetworkTrainer(module, recomputing_forward(modules_of(clone), schedule), workload(), 2 if hold else 1)
+    forward = recomputing_forward(modules_of(clone), schedule, PageFile(Path()))
+    trainer = NetworkTrainer(module, forward, workload(), 2 if hold else 1)
 
     def step():
         for update in (False, True) if hold else (True,):
@@ -187,6 +192,29 @@ def test_a_step_takes_the_memory_that_the_dynamic_program_predicts(deep, hold):
     for schedule in schedules:
         _, predicted = schedule_cost(schedule, costs)
         assert 0.98 * predicted < true_peak(deep, schedule, hold=hold) < 1.02 * predicted, str(schedule)
+
+
+def test_a_paging_step_takes_the_memory_that_the_dynamic_program_predicts(deep, monkeypatch):
+    """Within 2 %, with tensors of every size on disk and a small file."""
+    assert dynamic_program.PAGE_FILE_BYTES == BLOCKS * BLOCK_BYTES
+    for module, name in ((dynamic_program, "PAGE_FILE_BYTES"), (paging, "BLOCK_BYTES")):
+        monkeypatch.setattr(module, name, 800 if module is dynamic_program else 100)
+    monkeypatch.setattr(paging, "SMALLEST_BYTES", 1)
+    costs = unit_costs(deep, unit_stats(deep), BATCH, paging=True)
+    schedules = [each for each in subsample(frontier(costs, paging=True), costs, 6) if each.paged]
+    schedules += [Schedule.parse(text) for text in (f"[0-{len(costs) - 1}]", "[0-3 (4-6)] (7) 8-12")]
+    assert len(schedules) > 4
+    for schedule in schedules:
+        _, predicted = schedule_cost(schedule, costs)
+        true = true_peak(deep, schedule, hold=False)
+        assert 0.98 * predicted < true < 1.02 * predicted, str(schedule)
+
+
+def test_paging_takes_less_memory_than_recomputation_alone(deep, monkeypatch):
+    monkeypatch.setattr(dynamic_program, "PAGE_FILE_BYTES", 0)
+    costs = unit_costs(deep, unit_stats(deep), BATCH, paging=True)
+    least, paged = (schedule_cost(frontier(costs, paging=on)[0], costs)[1] for on in (False, True))
+    assert paged < 0.9 * least
 
 
 def test_the_least_memory_is_below_that_of_any_split(deep):

@@ -135,7 +135,7 @@ def test_the_budget_that_is_named_works(scheme, accumulate, optimizer):
 def test_a_network_that_could_not_be_measured_goes_by_its_floor(scheme, floor):
     profile = Profile((), {}, {HEAD: 5 * MB, FULL: 60 * MB, IMPORTANCE: 40 * MB}, base_bytes=2 * MB)
     told = lack(Elastic(scheme=scheme), profile, memory="4MB")
-    assert told.smallest_bytes == math.ceil((2 + floor * 1.12) * 1.02 + 5.5 + 3) * MB
+    assert told.smallest_bytes == math.ceil((2 + floor * 1.12) * 1.025 + 2.5 + 7) * MB
     assert lack(Elastic(scheme=scheme), profile, memory="900MB").smallest_bytes == 901 * MB
 
 
@@ -212,6 +212,15 @@ def test_who_can_be_served():
     assert len(reasons(net(), optimizer="schedulefree")) == 2, "all reasons at once"
 
 
+@pytest.mark.parametrize(
+    ("scheme", "state", "count"), [("prunetrain", "int8", 1), ("prunetrain", "bfloat16", 0), ("elastic", "int8", 0)]
+)
+def test_removed_channels_need_optimizer_state_without_scales(scheme, state, count):
+    work = workload(optimizer=OptimizerSettings(state=state))
+    found = Elastic(scheme=scheme).validate(work, Chain.from_module(net(0, 4), (1, 8, 8), "net"), HARDWARE)
+    assert len(found) == count and all("--optimizer-state int8" in each for each in found)
+
+
 def test_a_network_with_nothing_beside_the_classifier_is_told_of_the_scheme_for_it():
     (only,) = reasons(net(4))
     assert "--scheme head" in only
@@ -239,7 +248,7 @@ def test_an_empty_selection_says_which_of_worth_time_and_memory_lacks():
 
 
 def test_a_named_budget_lies_above_the_one_that_was_refused():
-    assert budget_for(20 * MB, None) == budget_for(20 * MB, 10 * MB) == 23 * MB
+    assert budget_for(20 * MB, None) == budget_for(20 * MB, 10 * MB) == 27 * MB
     assert budget_for(20 * MB, 50 * MB) == 51 * MB
 
 

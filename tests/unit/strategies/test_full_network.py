@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategy_samples import HARDWARE, MB, line, profile, workload
+from strategy_samples import HARDWARE, MB, facts, line, profile, workload
 
 from snugfit._core.budget import Budget
 from snugfit._core.plan import Shortfall
@@ -14,8 +14,12 @@ from snugfit.strategies.backprop.strategy import Backprop
 from snugfit.strategies.full_network import batch_settings, network_cost, network_shortfall
 from snugfit.strategies.memory_estimates import (
     DRIFT_BYTES,
+    LEAST_RESERVED_BYTES,
     RESERVED_BYTES,
+    SAFETY,
     SAFETY_BYTES,
+    passing_kernel_bytes,
+    reserved_bytes,
     smallest_budget,
     step_headroom,
     with_safety,
@@ -33,18 +37,18 @@ def settings(budget, plain=(10 * MB, MB), holding=(20 * MB, MB), accumulate=True
     return found and (found.micro_batch, found.micro_batches, found.holds_gradients)
 
 
-ONE_SAMPLE = math.ceil(112 * 1.02 + (SAFETY_BYTES + RESERVED_BYTES + DRIFT_BYTES) / MB) * MB
+ONE_SAMPLE = math.ceil(112 * (1 + SAFETY) + (SAFETY_BYTES + RESERVED_BYTES + DRIFT_BYTES) / MB) * MB
 """Budget of a step with 100 MB of tensors: 12 % more for the process, safety, held back, drift, up to the next MB."""
 
 
 def budget_for(step_bytes):
     """A budget whose room for a step is just above ``step_bytes``."""
-    return int(step_bytes * 1.02) + SAFETY_BYTES + RESERVED_BYTES + 10
+    return int(step_bytes * (1 + SAFETY)) + SAFETY_BYTES + RESERVED_BYTES + 10
 
 
 def test_safety_and_its_inverse():
-    assert with_safety(10 * MB, 90 * MB) == 102 * MB + SAFETY_BYTES
-    assert step_headroom(Budget(102 * MB + SAFETY_BYTES + RESERVED_BYTES), 10 * MB) == pytest.approx(90 * MB)
+    assert with_safety(10 * MB, 90 * MB) == pytest.approx(102_500_000 + SAFETY_BYTES, abs=1)
+    assert step_headroom(Budget(102_500_000 + SAFETY_BYTES + RESERVED_BYTES), 10 * MB) == pytest.approx(90 * MB)
     assert step_headroom(Budget(), 10 * MB) == float("inf")
     assert smallest_budget(profile({}), 100 * MB) == ONE_SAMPLE
 
@@ -128,7 +132,7 @@ def test_cost_by_hand():
     found = profile({"network": line(10 * MB, MB)}, base=5 * MB)
     cost = network_cost(found, "network", workload(), MicroBatching(64))
     epoch = 15 * 0.64 + 0.3 * 200 * 0.01
-    assert cost.peak_bytes == int((5 * MB + 74 * MB + 1) * 1.02) + SAFETY_BYTES
+    assert cost.peak_bytes == int((5 * MB + 74 * MB + 1) * (1 + SAFETY)) + SAFETY_BYTES
     assert cost.seconds_per_epoch == pytest.approx(epoch) and cost.seconds == pytest.approx(3 * epoch)
     (phase,) = cost.phases
     assert (phase.batch_size, phase.units, phase.storage_bytes, cost.storage_bytes) == (64, ("a", "b"), 0, 0)
@@ -140,7 +144,7 @@ def test_norms_that_track_cost_a_pass_over_some_training_images():
     without = network_cost(found, "network", workload(), MicroBatching(64))
     tracking = replace(found, units=(found.units[0], replace(found.units[1], tracks=True)))
     cost = network_cost(tracking, "network", workload(), MicroBatching(64))
-    assert cost.seconds_per_epoch - without.seconds_per_epoch == pytest.approx(0.3 * 64 * 0.01)
+    assert cost.seconds_per_epoch - without.seconds_per_epoch == pytest.approx(0.3 * 256 * 0.01)
     assert cost.peak_bytes == without.peak_bytes
 
 
@@ -149,7 +153,7 @@ def test_cost_of_accumulation_by_hand():
     found = profile({"network": line(10 * MB, MB), "network:accumulate": line(20 * MB, MB, seconds=0.024)})
     cost = network_cost(found, "network", workload(), MicroBatching(32, 2))
     assert cost.seconds_per_epoch == pytest.approx(15 * 2 * 32 * 0.012 + 0.3 * 200 * 0.012)
-    assert cost.peak_bytes == int((52 * MB + 1) * 1.02) + SAFETY_BYTES
+    assert cost.peak_bytes == int((52 * MB + 1) * (1 + SAFETY)) + SAFETY_BYTES
 
 
 def test_reasons_name_the_smallest_budget():
@@ -174,7 +178,30 @@ def test_backprop_proposes_what_the_settings_say():
         cost == network_cost(found, probe, workload(), MicroBatching(32, 2)) and cost.peak_bytes <= budget.memory_bytes
     )
     assert list(kind().propose(workload(), found, HARDWARE, Budget(5 * MB))) == []
-    assert kind().shortfall(workload(), found, HARDWARE, Budget(5 * MB)).smallest_bytes == 10 * MB, (
-        "1.12 + 5.5 + 1 + 2 MB, rounded up"
+    assert kind().shortfall(workload(), found, HARDWARE, Budget(5 * MB)).smallest_bytes == 11 * MB, (
+        "1.12 + 2.5 + 5 + 2 MB, rounded up"
     )
     assert list(kind().propose(workload(), profile({}, floors={probe: MB}), HARDWARE, budget)) == []
+
+
+def test_kernels_of_smaller_last_batches_count_where_epochs_follow():
+    """Of 50 validation and 256 training images, 2 and 0 are left over at 8 or 16 at once, 18 and 0 at 32."""
+    work = workload(val_count=50, train_count=300, epochs=2)
+    assert [passing_kernel_bytes(work, batch, 3 * MB) for batch in (1, 8, 32)] == [0, MB, MB]
+    assert passing_kernel_bytes(replace(work, epochs=1), 8, 3 * MB) == 0
+
+
+@pytest.mark.parametrize(("state", "passing", "wanted"), [(0, 0, 5.0), (3, 0, 2.0), (9, 0, 1.0), (9, 2, 3.05)])
+def test_what_a_dry_run_reserves_fits_where_there_is_no_optimizer_state_yet(state, passing, wanted):
+    assert reserved_bytes(state * MB, passing * MB) == pytest.approx(wanted * MB)
+
+
+def test_a_budget_is_used_up_to_a_megabyte_with_much_optimizer_state():
+    """10 MB and one per image; 40 MB of weights with as much momentum."""
+    units = (replace(facts(weights=40 * MB), trained=10 * MB),)
+    made = replace(profile({"network": line(10 * MB, MB)}), units=units)
+    budget = Budget(int(50 * MB * (1 + SAFETY)) + SAFETY_BYTES + LEAST_RESERVED_BYTES + 10)
+    work = workload(epochs=1, batch_size=40)
+    assert batch_settings(work, made, budget, "network", accumulate=False).micro_batch == 40
+    few = replace(made, units=(replace(units[0], trained=0),))
+    assert batch_settings(work, few, budget, "network", accumulate=False).micro_batch == 36

@@ -1,5 +1,8 @@
 """The dynamic program against all schedules, and schedules as text."""
 
+from dataclasses import replace
+from unittest.mock import patch
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +10,9 @@ from schedule_samples import at_the_square_root, every_schedule, every_split
 
 from snugfit.errors import UsageError
 from snugfit.strategies.checkpoint.candidates import frontier, subsample
+from snugfit.strategies.recomputation import dynamic_program
 from snugfit.strategies.recomputation.dynamic_program import DynamicProgram, UnitCost, schedule_cost
+from snugfit.strategies.recomputation.paging_program import PagingProgram, paged_bytes
 from snugfit.strategies.recomputation.schedule import Schedule
 
 
@@ -23,6 +28,24 @@ cost_lists = st.lists(
     min_size=1,
     max_size=5,
 )
+
+
+def paged_unit_cost(cost, moved, kept, saving, backward):
+    """The same unit, of which so much goes to disk; it takes at least what stays, its output, and the gradient."""
+    peaks = {"paged_saving_peak": cost.output_bytes + kept + saving, "paged_backward_peak": cost.output_bytes + kept}
+    peaks["paged_backward_peak"] += backward
+    return replace(cost, paged_bytes=moved, paged_kept_bytes=kept, **peaks)
+
+
+paged_cost_lists = st.lists(
+    st.builds(
+        paged_unit_cost,
+        st.builds(unit_cost, st.integers(1, 5).map(float), st.integers(1, 5), small, small, small, small),
+        st.integers(1, 20), st.integers(0, 1), small, small,
+    ),
+    min_size=1,
+    max_size=4,
+)  # fmt: skip
 
 
 def operations(schedule, last):
@@ -97,6 +120,48 @@ def test_the_cost_equals_an_account_of_every_feature_map(costs):
     for parts in every_schedule(0, len(costs) - 1):
         schedule = Schedule(parts)
         assert schedule_cost(schedule, costs) == pytest.approx(simulate(schedule, costs)), str(schedule)
+
+
+@patch.object(dynamic_program, "DISK_SPEED", 2.0)
+@patch.object(dynamic_program, "PAGE_FILE_BYTES", 2)
+@given(paged_cost_lists)
+@settings(max_examples=25)
+def test_no_schedule_with_paging_is_faster_in_the_same_memory(costs):
+    """Against all schedules, with all numbers of first parts that page."""
+    count = len(costs)
+    every = [Schedule(parts, paged) for parts in every_schedule(0, count - 1) for paged in range(len(parts) + 1)]
+    found_costs = [schedule_cost(schedule, costs) for schedule in every]
+    most = max(peak for _, peak in found_costs)
+    program = PagingProgram(costs, most, slots=most)
+    for limit in range(most + 1):
+        best = min((seconds for seconds, peak in found_costs if peak <= limit), default=float("inf"))
+        assert program.seconds[limit] == pytest.approx(best)
+        if best < float("inf"):
+            seconds, peak = schedule_cost(program.schedule(limit), costs)
+            assert seconds == pytest.approx(best) and peak <= limit
+
+
+@patch.object(dynamic_program, "DISK_SPEED", 2.0)
+@patch.object(dynamic_program, "PAGE_FILE_BYTES", 2)
+@given(paged_cost_lists)
+@settings(max_examples=25)
+def test_paging_costs_what_is_moved(costs):
+    """A stretch costs its input; units cost what exceeds the time in which they compute."""
+    speed, last = 2.0, len(costs) - 1
+    units = Schedule(tuple(range(last + 1)), last + 1)
+    seconds = sum(
+        max(each.forward_seconds, each.paged_bytes / speed) + max(each.backward_seconds, each.paged_bytes / speed)
+        for each in costs
+    )
+    assert schedule_cost(units, costs)[0] == pytest.approx(seconds)
+    assert paged_bytes(units, costs) == sum(each.paged_bytes for each in costs)
+    if last > 1:
+        again = Schedule((0, Schedule((1,)), *range(2, last + 1)))
+        paged = replace(again, paged=2)
+        assert paged_bytes(paged, costs) == costs[0].paged_bytes + costs[0].output_bytes
+        more = costs[0].paged_seconds - costs[0].forward_seconds - costs[0].backward_seconds
+        expected = schedule_cost(again, costs)[0] + more + 2 * costs[0].output_bytes / speed
+        assert schedule_cost(paged, costs)[0] == pytest.approx(expected)
 
 
 @given(cost_lists, st.integers(3, 40))

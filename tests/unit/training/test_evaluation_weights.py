@@ -77,10 +77,10 @@ def test_weights_are_settled_before_each_evaluation_and_at_the_end(tmp_path, eva
 
 
 def test_statistics_are_of_the_epochs_own_images_at_the_batch_that_passes(tmp_path):
-    trainable, run, source = Watching(), make_run(tmp_path, epochs=1), Source(100)
+    trainable, run, source = Watching(), make_run(tmp_path, epochs=1), Source(600)
     train_phase(trainable, source, PHASE, run, passing_batch=7)
     order, (_, seen) = source.order(0), trainable.settled[0]
-    assert seen == [[float(s) for s in order[7 * step : 7 * step + 7]] for step in range(64 // 7)]
+    assert seen == [[float(s) for s in order[7 * step : 7 * step + 7]] for step in range(images_for(600) // 7)]
 
 
 def test_what_needs_no_statistics_reads_no_batch_and_costs_nothing(tmp_path):
@@ -89,8 +89,8 @@ def test_what_needs_no_statistics_reads_no_batch_and_costs_nothing(tmp_path):
     assert run.position.overheads == {}
 
 
-@pytest.mark.parametrize(("count", "images"), [(3, 3), (64, 64), (500, 64), (1000, 64), (50_000, 3000), (10**6, 4096)])
-def test_few_images_do(count, images):
+@pytest.mark.parametrize(("count", "images"), [(3, 3), (256, 256), (600, 256), (50_000, 3000), (10**6, 4096)])
+def test_statistics_are_of_a_share_of_the_images(count, images):
     assert images_for(count) == images
 
 

@@ -73,6 +73,27 @@ def test_the_learning_rate_rises_in_the_warm_up_and_a_resumed_run_goes_on_with_i
     assert torch.equal(second.weight, trainable.weight)
 
 
+@pytest.mark.parametrize("wrong", [math.nan, -math.inf])
+@pytest.mark.parametrize("step", [5, 15])
+def test_a_weight_that_is_no_number_after_the_last_step_of_an_epoch_is_not_saved(tmp_path, step, wrong):
+    """The loss of that step is finite, as with a gradient that is NaN."""
+
+    class Diverging(OneWeight):
+        def step(self, *arguments, **options):
+            result = super().step(*arguments, **options)
+            if len(self.calls) == step:
+                self.weight.fill_(wrong)
+            return result
+
+    run = make_run(tmp_path)
+    run.save(OneWeight().state())
+    with pytest.raises(DivergedError, match=rf"value holds NaN .* epoch {step // 5 + 1}, step 1. Lower --lr"):
+        train(run, Diverging())
+    saved = run.checkpoints.latest()
+    assert saved.position["epoch"] == step // 5 - 1
+    assert all(tensor.isfinite().all() for tensor in saved.load("model").values())
+
+
 def test_micro_batches_share_a_step(tmp_path):
     events, trainable = [], OneWeight(micro_batches=2)
     run = make_run(tmp_path, [events.append], epochs=1)

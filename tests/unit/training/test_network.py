@@ -147,3 +147,46 @@ def test_on_the_meta_device_a_step_costs_nothing():
     inputs, labels = images()
     result = trainer(module).step(inputs.to("meta"), labels.to("meta"))
     assert (result.loss, result.correct) == (0.0, 0)
+
+
+def wide():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(16 * 16, 3))
+
+
+def wide_images(value=None):
+    torch.manual_seed(1)
+    inputs = torch.randn(16, 2, 8, 8)
+    if value is not None:
+        inputs[0] = value
+    return inputs, torch.randint(0, 3, (16,))
+
+
+def test_exact_activations_are_plain_training_to_the_bit():
+    mine, theirs = wide(), wide()
+    step = trainer(mine, activations="exact")
+    step.step(*wide_images())
+    inputs, labels = wide_images()
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01, fused=True)
+    nn.functional.cross_entropy(theirs(inputs), labels).backward()
+    optimizer.step()
+    assert all(map(torch.equal, mine.state_dict().values(), theirs.state_dict().values()))
+
+
+@pytest.mark.parametrize("activations", ["int8", "int4"])
+def test_compressed_activations_change_gradients_a_little_and_the_loss_of_the_step_not_at_all(activations):
+    mine, theirs, start = wide(), wide(), wide()
+    exact = trainer(theirs).step(*wide_images())
+    assert trainer(mine, activations=activations).step(*wide_images()).loss == exact.loss
+    weights = zip(mine.parameters(), theirs.parameters(), start.parameters(), strict=True)
+    for rounded, plain_, first in weights:
+        if plain_.dim() > 1:
+            assert not torch.equal(rounded, plain_)
+            assert (rounded - plain_).norm() < (0.01 if activations == "int8" else 0.1) * (plain_ - first).norm()
+
+
+@pytest.mark.parametrize("activations", ["exact", "int8", "int4"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_images_that_are_not_finite_give_such_a_loss(activations, value):
+    assert torch.tensor(trainer(wide(), activations=activations).step(*wide_images(value)).loss).isnan()

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+import re
 
 import pytest
 import torch
@@ -11,13 +12,18 @@ from torch import nn
 
 from snugfit._core.workload import OptimizerSettings
 from snugfit._training.optimizers import ParameterOptimizers, lr_factor
-from snugfit.errors import CheckpointError, UsageError
+from snugfit.errors import CheckpointError, ModelError, UsageError
 
 SETTINGS = [
     OptimizerSettings(name="sgd", lr=0.1, momentum=0.9, weight_decay=1e-2),
     OptimizerSettings(name="sgd", lr=0.1, momentum=0.0, weight_decay=0.0),
     OptimizerSettings(name="adamw", lr=0.01, weight_decay=1e-2),
     OptimizerSettings(name="schedulefree", lr=0.01, weight_decay=1e-2, schedule="constant"),
+]
+SMALL = [
+    dataclasses.replace(settings, state=state)
+    for settings in (SETTINGS[0], SETTINGS[2])
+    for state in ("bfloat16", "int8")
 ]
 each_setting = pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"{s.name}-{s.momentum}-{s.weight_decay}")
 
@@ -82,7 +88,7 @@ def test_equals_the_stock_optimizer(settings, in_backward):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
-@each_setting
+@pytest.mark.parametrize("settings", [*SETTINGS, *SMALL], ids=lambda s: f"{s.name}-{s.momentum}-{s.state}")
 @pytest.mark.parametrize("row_major", [False, True], ids=["as_saved", "row_major"])
 def test_resumed_steps_are_the_same_to_the_bit(settings, row_major):
     module = network()
@@ -167,6 +173,24 @@ def test_detached_hooks_leave_gradients_to_accumulate():
     assert layer.weight.grad is None
 
 
+@pytest.mark.parametrize("view", [lambda x: x[::2], lambda x: x[:, :2], lambda x: x[:1].expand(4, 4)])
+def test_parameters_with_gaps_or_overlaps_in_memory_are_refused(view):
+    parameter = nn.Parameter(view(torch.randn(4, 4)))
+    with pytest.raises(ModelError, match="'w' is a view with gaps or overlaps"):
+        ParameterOptimizers([("w", parameter)], OptimizerSettings("sgd"))
+
+
+@pytest.mark.parametrize("like", [torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.randn(4, 3).t()])
+def test_parameters_of_any_dense_layout_are_stepped(like):
+    parameter = nn.Parameter(like.clone())
+    parameter.grad = torch.ones_like(parameter)
+    optimizers = ParameterOptimizers(
+        [("w", parameter)], OptimizerSettings("sgd", lr=0.5, momentum=0.0, weight_decay=0.0)
+    )
+    optimizers.step()
+    assert torch.equal(parameter.detach(), like - 0.5)
+
+
 def test_frozen_parameters_are_left_out_and_release_forgets():
     module = network()
     module[0].requires_grad_(False)
@@ -182,12 +206,54 @@ def test_frozen_parameters_are_left_out_and_release_forgets():
 
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
-    [("other/momentum_buffer", (2, 2), "no parameter"), ("weight/momentum_buffer", (3,), "shape")],
+    [
+        ("other/momentum_buffer", (2, 2), "no parameter"),
+        ("weight/momentum_buffer", (3,), "shape"),
+        ("weight/momentum_buffer", (), "shape"),
+        ("weight/momentum_buffer_scale", (2,), "shape"),
+    ],
 )
 def test_mismatch_errors_is_refused(name, shape, message):
     optimizers = ParameterOptimizers(nn.Linear(2, 2).named_parameters(), SETTINGS[0])
     with pytest.raises(CheckpointError, match=message):
         optimizers.load_state({name: torch.zeros(shape)})
+
+
+@pytest.mark.parametrize("settings", [SETTINGS[2], *SMALL], ids=lambda s: f"{s.name}-{s.state}")
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda value: torch.zeros((), dtype=value.dtype), r"of shape \(\) instead of"),
+        (lambda value: value.double(), "is float64 of shape .* instead of"),
+        (lambda value: None, "is absent instead of"),
+    ],
+    ids=["small", "type", "absent"],
+)
+def test_a_state_that_a_kernel_would_misread_is_refused(settings, change, says):
+    """A kernel that reads raw memory would read and write beyond a tensor of one value."""
+    module = network()
+    optimizers = ParameterOptimizers(module.named_parameters(), settings)
+    loss_of(module, 0).backward()
+    optimizers.step()
+    for name in [each for each, value in optimizers.state().items() if value.dim()]:
+        changed = {**optimizers.state(), name: change(optimizers.state()[name])}
+        changed = {key: value for key, value in changed.items() if value is not None}
+        with pytest.raises(CheckpointError, match=rf"'{re.escape(name)}' .*{says}"):
+            optimizers.load_state(changed)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("settings", [*SETTINGS[2:], *SMALL], ids=str)
+def test_a_number_that_is_none_is_refused(settings, wrong):
+    module = network()
+    optimizers = ParameterOptimizers(module.named_parameters(), settings)
+    optimizers.train()
+    loss_of(module, 0).backward()
+    optimizers.step()
+    for name in [each for each, value in optimizers.state().items() if not value.dim()]:
+        changed = {**optimizers.state(), name: torch.full_like(optimizers.state()[name], wrong)}
+        with pytest.raises(CheckpointError, match=rf"'{re.escape(name)}' is {wrong}: it is damaged"):
+            optimizers.load_state(changed)
 
 
 COSINE, CONSTANT = OptimizerSettings(), OptimizerSettings(schedule="constant")
@@ -307,3 +373,36 @@ def test_other_optimizers_average_nothing():
     assert optimizers.averaged() == {}
     optimizers.average()
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("settings", SMALL, ids=lambda s: f"{s.name}-{s.state}")
+def test_small_state_is_stored_in_its_type_and_trains_like_float_state(settings):
+    modules = [network(), network()]
+    made = [
+        ParameterOptimizers(module.named_parameters(), each)
+        for module, each in zip(modules, (settings, dataclasses.replace(settings, state="float32")), strict=True)
+    ]
+    for step in range(5):
+        for module, optimizers in zip(modules, made, strict=True):
+            loss_of(module, step).backward()
+            optimizers.step()
+    small, full = made[0].state(), made[1].state()
+    kept = {name: value for name, value in small.items() if value.dim() and not name.endswith("_scale")}
+    assert kept.keys() == {name for name, value in full.items() if value.dim()}
+    types = {torch.bfloat16} if settings.state == "bfloat16" else {torch.int8, torch.uint8}
+    assert {value.dtype for value in kept.values()} <= types
+    start = network().state_dict()
+    for name, parameter in modules[1].named_parameters():
+        moved = (parameter - start[name]).norm()
+        assert 0 < (dict(modules[0].named_parameters())[name] - parameter).norm() < 0.05 * moved, name
+
+
+def test_sgd_without_momentum_has_no_state_to_store():
+    optimizers = ParameterOptimizers(network().named_parameters(), dataclasses.replace(SETTINGS[1], state="int8"))
+    optimizers.step()
+    assert optimizers.state() == {} and dataclasses.replace(SETTINGS[1], state="int8").state_per_parameter == 0
+
+
+def test_schedulefree_refuses_small_state():
+    with pytest.raises(UsageError, match=r"--optimizer-state int8 .* sgd or adamw"):
+        dataclasses.replace(SCHEDULEFREE, state="int8")

@@ -6,8 +6,10 @@ import pytest
 import torch
 from training_samples import PHASE, Source, make_run
 
+from snugfit._core.machine_memory import MachineMemory
 from snugfit._core.record import Record
 from snugfit._core.record_checks import read_record
+from snugfit._core.run_memory import RunMemory
 from snugfit._storage.files import write_json_atomic
 from snugfit._training.events import Notice, RunDone
 from snugfit._training.finalize import FinalEvaluation, Outcome, evaluate_model, make_record
@@ -65,8 +67,9 @@ def test_without_validation_images_there_is_no_accuracy(tmp_path):
 def test_the_record_puts_prediction_beside_measurement(tmp_path):
     events = []
     run = make_run(tmp_path, [events.append], budget="100MB")
+    run.memory = RunMemory(1000, 30, MachineMemory(5000))
     run.start_phase(PHASE, 0, 1, 3, 5)
-    run.meter.next_peak = 80
+    run.meter.next_peak, run.meter.total_bytes = 80, 1110
     run.position.phase_tensor_bytes, run.position.storage_bytes = 60, 5
     run.add_overhead("caching", 2.0)
     run.end_phase(PHASE, 3, 5)
@@ -74,14 +77,16 @@ def test_the_record_puts_prediction_beside_measurement(tmp_path):
     taken = {"unit": "a", "index": 0, "of": 2}
     record = make_record(run, data(), Outcome("backprop", {"micro_batch": 2}, evaluation, parameters, taken))
     assert isinstance(record, Record) and events[-1] == RunDone(record)
-    assert record.predicted == {"peak_bytes": 100, "seconds": 3.0, "storage_bytes": 7}
+    assert record.predicted == {"peak_bytes": 100, "seconds": 3.0, "storage_bytes": 7, "total_memory_bytes": 1130}
     seconds = record.measured.pop("seconds")
     assert seconds >= run.position.phases[0].seconds > 0
     energy = record.measured.pop("energy_joules")
     assert energy is None or energy >= 0, "None where the machine has no counter"
     assert record.measured.pop("missed_phases") == []
+    assert record.measured.pop("total_memory_bytes") == 1110
     assert record.measured == {"peak_bytes": 80, "peak_metric": "told", "tensor_peak_bytes": 60, "storage_bytes": 5}
-    assert record.budget == {"memory_bytes": 100_000_000, "storage_bytes": None, "time_ratio": None}
+    limits = {"storage_bytes": None, "time_ratio": None, "total_memory_bytes": None}
+    assert record.budget == {"memory_bytes": 100_000_000, **limits}
     assert record.accuracy == {"val": 0.5, "test": 0.25, "test_top5": 1.0}
     assert record.overhead_seconds == {"profiling": 0.0, "caching": 2.0}
     assert record.phases == tuple(run.position.phases) and record.class_names == ("even", "odd")
@@ -97,6 +102,7 @@ def test_a_phase_above_its_own_prediction_is_a_miss_although_the_run_holds(tmp_p
         run.meter.next_peak = peak
         run.end_phase(phase, 3, 5)
     record = make_record(run, data(), Outcome("backprop", {}, FinalEvaluation(0.5, 0.25, 1.0, [[1]]), {}))
+    assert record.predicted["total_memory_bytes"] is record.measured["total_memory_bytes"] is None, "neither is known"
     assert record.measured["peak_bytes"] == 80 <= record.predicted["peak_bytes"]
     assert record.measured["missed_phases"] == ["low"]
     write_json_atomic(tmp_path / "record.json", record.to_json())

@@ -86,7 +86,7 @@ class ToldMeter:
     metric = "told"
 
     def __init__(self):
-        self.current_bytes = self.peak_bytes = 0
+        self.current_bytes = self.peak_bytes = self.total_bytes = 0
         self.next_peak = 0
 
     def mark(self):

@@ -13,3 +13,5 @@ class Config(StrategyConfig):
     order = 10
     exact = True
     expected_loss = 0
+    activations = ("int8", "int4")
+    rounds_weights = True

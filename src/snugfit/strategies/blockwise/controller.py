@@ -344,8 +344,9 @@ class Controller:
         if layout.is_last(index):
             load_into(chain.head, self._stored_state(run.weights, len(chain.units), chain.head.module))
         else:
-            loss = layout.make_loss(index)
-            loss.load_state_dict(self._stored_state(run.exits, index, loss), assign=True)
+            loss = layout.make_loss(index).classifier()
+            stored = self._stored_state(run.exits, index, loss)
+            loss.load_state_dict({name: stored[name] for name in loss.state_dict()}, assign=True)
         first: nn.Module = chain.units[0].module
         to_channels_last(first)  # later feature maps follow the layout of the first
         return layout.exit_model(index, loss).to(run.device)

@@ -6,16 +6,15 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from snugfit._chain import Chain
 from snugfit._core.hardware import Hardware
 from snugfit._core.options import CacheDtype
 from snugfit._core.registry import strategy_class
 from snugfit._core.workload import Workload
-from snugfit.local import LocalLoss, LocalOutput
 from snugfit.local.assignment import Layout
+from snugfit.local.base import Objective
 from snugfit.local.signal import BACKPROP, learning_signal
 from snugfit.profiling import Probe, describe
 from snugfit.strategies.blockwise.modules import ModuleCosts
@@ -104,7 +103,8 @@ def kept_bytes(layout: Layout, index: int, workload: Workload) -> int:
 
 def _kept_bytes(module: nn.Module, workload: Workload) -> int:
     weights = sum(parameter.nbytes for parameter in module.parameters())
-    return weights * (1 + workload.optimizer.state_per_parameter) + sum(buffer.nbytes for buffer in module.buffers())
+    state = math.ceil(weights * workload.optimizer.state_per_parameter)
+    return weights + state + sum(buffer.nbytes for buffer in module.buffers())
 
 
 def module_costs(layout: Layout, units: Sequence[UnitCost], workload: Workload, batch: int) -> ModuleCosts:
@@ -121,29 +121,16 @@ def module_costs(layout: Layout, units: Sequence[UnitCost], workload: Workload, 
         (batch, *(unit.map_shape if loss.before_pool else unit.output_shape))
         for unit, loss in zip(layout.chain.units, losses, strict=True)
     ]
-    labels = torch.zeros(batch, dtype=torch.int64, device="meta")
     return ModuleCosts(
         units[: len(layout)],
         [
-            module_cost(_LossOnly(copy.deepcopy(each), labels), shape, 0.0)
-            for each, shape in zip(losses, shapes, strict=True)
+            module_cost(Objective(copy.deepcopy(each), (batch, *unit.input_shape)), shape, 0.0)
+            for unit, each, shape in zip(layout.chain.units, losses, shapes, strict=True)
         ],
         [_kept_bytes(unit.module, workload) for unit in layout.chain.units],
         [_kept_bytes(loss, workload) for loss in losses],
         [4 * math.prod((batch, *unit.input_shape)) for unit in layout.chain.units],
     )
-
-
-class _LossOnly(nn.Module):
-    """A local loss as a function of features (B, ...) alone, with a value of shape (1,)."""
-
-    def __init__(self, loss: LocalLoss, labels: Tensor) -> None:
-        super().__init__()
-        self.loss, self.labels = loss, labels
-
-    def forward(self, features: Tensor) -> Tensor:
-        output: LocalOutput = self.loss(features, self.labels)
-        return output.loss.reshape(1)
 
 
 def signal_table(

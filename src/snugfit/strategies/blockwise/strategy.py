@@ -61,6 +61,10 @@ from snugfit.strategies.recomputation.unit_costs import unit_costs
 TRAINED_BLOCKS_BYTES = 2_000_000
 """Lower bound of the bytes that trained blocks leave in memory: kernels of their shapes, file buffers."""
 
+TEST_IMAGES = 16
+"""Most images at once in the test of the exit. Its memory is bounded by that of training steps, so that a larger test
+was predicted to need most of the run's memory."""
+
 HEAD_LOSS = "aan"
 """A local loss that leaves the last module to the network's own head alone, and with it a single module."""
 
@@ -279,7 +283,7 @@ class Blockwise(BlockwiseSettings):
         largest = max(residency.bytes_of(block) for block in blocks)
         headroom = min(largest, step_headroom(budget, profile.base_bytes + _leftover_bytes(residency)))
         images = int((headroom - _tested_weights(profile, hardware)) / _tested_sample(profile))
-        test_batch = min(limit, max(1, images))  # no more memory than training
+        test_batch = min(limit, max(1, images), TEST_IMAGES)  # no more memory than training
         return replace(self, blocks=found, wanted_batch=_wanted_batch(workload), test_batch=test_batch)
 
     def _residency(self, workload: Workload, profile: Profile, budget: Budget) -> Residency:
@@ -385,7 +389,7 @@ def _module_of_probe(probe: str, numbers: Mapping[str, int]) -> Module:
 
 def _leftover_bytes(residency: Residency) -> float:
     """Bytes that trained blocks leave in memory during the final test."""
-    return max(TRAINED_BLOCKS_BYTES, residency.leftover_bytes(len(residency.needs)))
+    return max(TRAINED_BLOCKS_BYTES, residency.leftover_bytes(len(residency.needs), len(residency.needs)))
 
 
 def _tested_weights(profile: Profile, hardware: Hardware) -> int:

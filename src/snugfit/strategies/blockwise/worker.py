@@ -17,7 +17,7 @@ from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.statistics import recompute_statistics
 from snugfit._training.task import StepResult, precision_context
 from snugfit.lean import use_lean_convolutions
-from snugfit.local import LocalLoss, LocalOutput
+from snugfit.local import LocalLoss
 from snugfit.local.assignment import DetachedHeadLoss, HeadLoss, parts
 from snugfit.local.unit_pass import training_pass
 from snugfit.strategies.recomputation.forward import recomputing_forward
@@ -95,7 +95,7 @@ class LocalUnit:
         self.optimizers.train()
         with precision_context(inputs, bfloat16=self.bfloat16):
             features, outputs = self._training_pass(inputs)
-            output: LocalOutput = self.loss(features, labels)
+            output = self.loss.objective(features, labels, inputs)
         del features  # from here on, only the backward pass keeps the feature map
         if output.loss.requires_grad:  # False for a frozen unit whose loss has no parameters
             output.loss.backward()

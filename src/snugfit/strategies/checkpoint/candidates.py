@@ -10,11 +10,15 @@ from snugfit._core.profile import UnitStats
 from snugfit._core.workload import Workload
 from snugfit.strategies.full_network import PLAIN_PROBE
 from snugfit.strategies.micro_batch import probe_of_line
-from snugfit.strategies.recomputation.dynamic_program import UnitCost, frontier, schedule_cost
+from snugfit.strategies.recomputation.dynamic_program import UnitCost, schedule_cost
+from snugfit.strategies.recomputation.paging_program import frontier, paged_bytes
 from snugfit.strategies.recomputation.schedule import Schedule
 from snugfit.strategies.recomputation.unit_costs import unit_costs
 
 PREFIX = "checkpoint:"
+PAGING = " pages "
+HARDLY_MORE = 1.005
+"""Ratio of bytes at the smallest batch below which two schedules are equally small."""
 INTERMEDIATE = 5
 """Number of candidates between the schedule without recomputation and the schedule with the least memory."""
 
@@ -29,6 +33,7 @@ class Candidate:
         gradient_bytes: gradients of all weights, which are in memory while gradients are held.
         sample_bytes: peak of feature maps and of gradients while they are applied, at the smallest trainable batch.
         batch_bytes: the same at the effective batch.
+        paged_bytes: of an image on disk.
     """
 
     schedule: Schedule
@@ -37,11 +42,12 @@ class Candidate:
     gradient_bytes: int
     sample_bytes: int
     batch_bytes: int
+    paged_bytes: int = 0
 
     @property
     def probe(self) -> str:
         """Name of its probe with gradients applied at once."""
-        return probe_name(self.schedule)
+        return probe_name(self.schedule, self.paged_bytes)
 
     def bytes_at(self, images: int, batch: int, *, hold: bool) -> int:
         """Tensor bytes at ``images`` of an effective batch, interpolated between one image and the batch."""
@@ -50,14 +56,19 @@ class Candidate:
         return int(self.fixed_bytes + activations + (self.gradient_bytes if hold else 0))
 
 
-def probe_name(schedule: Schedule) -> str:
-    """Name of a schedule's probe; without recomputation, the name of the plain network's probe."""
+def probe_name(schedule: Schedule, paged: int = 0) -> str:
+    """Name of the probe of a schedule that pages so many bytes of an image; the plain network's if it does neither."""
+    if schedule.paged:
+        return f"{PREFIX}{schedule}{PAGING}{paged}"
     return f"{PREFIX}{schedule}" if schedule.recomputes else PLAIN_PROBE
 
 
-def schedule_of_probe(name: str, count: int) -> Schedule:
-    """The schedule, of ``count`` units, that a probe was measured with."""
-    return Schedule.keeping(count) if name == PLAIN_PROBE else Schedule.parse(name.removeprefix(PREFIX))
+def schedule_of_probe(name: str, count: int) -> tuple[Schedule, int]:
+    """The schedule, of ``count`` units, that a probe was measured with, and the bytes of an image that it pages."""
+    if name == PLAIN_PROBE:
+        return Schedule.keeping(count), 0
+    text, _, paged = name.removeprefix(PREFIX).partition(PAGING)
+    return Schedule.parse(text), int(paged or 0)
 
 
 def schedule_probes(names: Iterable[str]) -> list[str]:
@@ -71,26 +82,32 @@ def find_candidates(chain: Chain, stats: Sequence[UnitStats], workload: Workload
 
     The candidates between these two are the fastest at memory limits that are evenly spaced on a logarithmic scale.
     The schedule with the least memory for the effective batch may not be the one with the least memory for few images,
-    where the gradients of weights count more. The last candidate has the least memory at the smallest trainable batch.
+    where the gradients of weights count more; those for a quarter of the batch and for the smallest trainable batch are
+    candidates, too. The last candidate has the least memory at the smallest batch; among those that need hardly more,
+    it is the one that needs least at the effective batch.
     """
-    batch = workload.effective_batch
-    full, few = _costs(chain, stats, batch), _costs(chain, stats, 1)
+    batch, paging = workload.effective_batch, workload.activations == "paged"
+    full, some, few = (_costs(chain, stats, each, paging=paging) for each in (batch, max(batch // 4, 1), 1))
     weights = 4 * sum(unit.parameters for unit in stats)
-    fixed = sum(unit.weight_bytes for unit in stats) + weights * workload.optimizer.state_per_parameter
+    fixed = sum(unit.weight_bytes for unit in stats) + int(weights * workload.optimizer.state_per_parameter)
     plain, _ = schedule_cost(Schedule.keeping(len(full)), full)
     candidates: list[Candidate] = []
-    for schedule in {*subsample(frontier(full), full, INTERMEDIATE), frontier(few)[0]}:
+    fast = subsample(frontier(full, paging=paging), full, INTERMEDIATE)
+    for schedule in {*fast, *(frontier(costs, paging=paging)[0] for costs in (some, few))}:
         (seconds, batch_bytes), (_, sample_bytes) = schedule_cost(schedule, full), schedule_cost(schedule, few)
-        candidates.append(Candidate(schedule, seconds / plain, fixed, weights, sample_bytes, batch_bytes))
-    least = min(candidates, key=lambda each: (each.sample_bytes, each.batch_bytes, each.seconds))
+        moved = -(-paged_bytes(schedule, full) // batch)
+        candidates.append(Candidate(schedule, seconds / plain, fixed, weights, sample_bytes, batch_bytes, moved))
+    most = HARDLY_MORE * min(each.fixed_bytes + each.sample_bytes for each in candidates)
+    small = [each for each in candidates if each.fixed_bytes + each.sample_bytes <= most]
+    least = min(small, key=lambda each: (each.batch_bytes, each.seconds))
     return sorted(candidates, key=lambda each: (each is least, each.seconds))
 
 
-def _costs(chain: Chain, stats: Sequence[UnitStats], batch: int) -> list[UnitCost]:
+def _costs(chain: Chain, stats: Sequence[UnitStats], batch: int, *, paging: bool) -> list[UnitCost]:
     try:
-        return unit_costs(chain, stats, batch)
+        return unit_costs(chain, stats, batch, paging=paging)
     except ValueError:  # torch's BatchNorm refuses a single value per channel
-        return unit_costs(chain, stats, batch + 1)
+        return unit_costs(chain, stats, batch + 1, paging=paging)
 
 
 def subsample(schedules: Sequence[Schedule], costs: Sequence[UnitCost], between: int) -> list[Schedule]:

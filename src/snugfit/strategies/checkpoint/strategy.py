@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 from snugfit._chain import Chain
@@ -16,6 +17,7 @@ from snugfit._core.record import Record
 from snugfit._core.workload import Workload
 from snugfit._training.run import Run
 from snugfit._training.strategy import TrainingData
+from snugfit.memory.paging import PageFile
 from snugfit.profiling import Probe, unit_stats
 from snugfit.profiling.measuring import FIRST_GROWTH
 from snugfit.strategies.checkpoint.candidates import find_candidates, probe_name, schedule_of_probe, schedule_probes
@@ -24,6 +26,7 @@ from snugfit.strategies.full_network import (
     MakeTrainer,
     by_own_loss,
     fit_network,
+    in_weight_dtype,
     network_cost,
     network_probe,
     network_shortfall,
@@ -37,27 +40,34 @@ from snugfit.strategies.recomputation.schedule import Schedule
 class Checkpoint(MicroBatching):
     """Activation checkpointing by an optimal schedule over units, with gradient accumulation.
 
-    :meth:`propose` fills in ``recomputation``: which units run again, as a ``Schedule`` prints.
+    :meth:`propose` fills in ``recomputation``: which units run again or page, as a ``Schedule`` prints; and
+    ``paged_bytes``: most bytes of an image on disk. Probes page to ``paging_folder``, a run to its cache folder.
     """
 
     name: ClassVar[str] = "checkpoint"
     exact: ClassVar[bool] = True
 
     recomputation: str = ""
+    paged_bytes: int = 0
+    paging_folder: str = ""
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why it cannot train this model: a recomputed layer must compute the same twice."""
-        return chain.bypassed_hooks(recomputed=True)
+        reasons = chain.bypassed_hooks(recomputed=True)
+        if workload.activations == "paged" and hardware.device != "cpu":
+            reasons.append("--activations paged keeps activations in a file, which requires --device cpu")
+        return reasons
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """A step by each candidate schedule, with gradients applied at once and with gradients held.
 
         They are lazy: a probe runs only if it may fit and be faster than the measured ones that fit.
         """
+        chain = in_weight_dtype(chain, workload)
         candidates = find_candidates(chain, unit_stats(chain), workload)
         probes: dict[tuple[int, bool], Probe] = {}
         for index, candidate in enumerate(candidates):
-            make = _trainer_factory(candidate.schedule)
+            make = _trainer_factory(candidate.schedule, partial(PageFile, Path(self.paging_folder)))
             for hold in hold_modes(self.accumulate):
                 probes[index, hold] = network_probe(candidate.probe, chain, workload, hardware.device, make, hold=hold)
         left = FIRST_GROWTH + 2 * probes[0, False].growth_bytes  # at two batch sizes
@@ -73,12 +83,16 @@ class Checkpoint(MicroBatching):
         found = fastest_schedule(probes, workload, profile, budget, accumulate=self.accumulate)
         if found is not None:
             probe, micro = found
-            recomputation = schedule_of_probe(probe, len(profile.units))
-            yield replace(self, recomputation=str(recomputation), **asdict(micro))
+            schedule, paged = schedule_of_probe(probe, len(profile.units))
+            yield replace(self, recomputation=str(schedule), paged_bytes=paged, **asdict(micro))
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured line of its schedule."""
-        return network_cost(profile, probe_name(Schedule.parse(self.recomputation)), workload, self)
+        probe = probe_name(Schedule.parse(self.recomputation), self.paged_bytes)
+        cost = network_cost(profile, probe, workload, self)
+        size = self.paged_bytes * self.micro_batch
+        phases = tuple(replace(phase, storage_bytes=size) for phase in cost.phases)
+        return replace(cost, storage_bytes=size, phases=phases)
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest sufficient memory budget."""
@@ -87,9 +101,12 @@ class Checkpoint(MicroBatching):
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train."""
-        return fit_network(self, chain, data, run, _trainer_factory(Schedule.parse(self.recomputation)))
+        make_file = partial(PageFile, run.cache_dir, run.budget.storage_bytes, run.count_storage)
+        return fit_network(self, chain, data, run, _trainer_factory(Schedule.parse(self.recomputation), make_file))
 
 
-def _trainer_factory(schedule: Schedule) -> MakeTrainer:
-    """Factory of trainers by the network's own loss, with recomputation by a schedule."""
-    return by_own_loss(lambda chain: recomputing_forward([unit.module for unit in chain.all_units], schedule))
+def _trainer_factory(schedule: Schedule, make_file: Callable[[], PageFile]) -> MakeTrainer:
+    """Factory of trainers by the network's own loss, with recomputation by a schedule; each has a file of its own."""
+    return by_own_loss(
+        lambda chain: recomputing_forward([unit.module for unit in chain.all_units], schedule, make_file())
+    )

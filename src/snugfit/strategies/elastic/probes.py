@@ -119,7 +119,7 @@ class ElasticProbes:
         inputs = torch.empty((chunk, *unit.input_shape), device="meta", requires_grad=True)
         backward = tensor_peak_bytes(lambda: module(inputs).sum().backward(), [module, inputs]) - unit.weight_bytes
         sizes = [p.numel() * p.element_size() for p in module.parameters()]
-        step = (self.workload.optimizer.state_per_parameter + 1) * max(sizes, default=0)
+        step = int((self.workload.optimizer.state_per_parameter + 1) * max(sizes, default=0))
         return max(backward, sum(sizes) + step)
 
     def tensors(self, batch_limit: int, *, live: bool = False) -> TensorProbe:
@@ -205,7 +205,7 @@ def tensor_table(
     return tensor_rows(found, workload.optimizer.state_per_parameter)
 
 
-def tensor_rows(found: TensorProfile, state_copies: int = 1) -> dict[str, Any]:
+def tensor_rows(found: TensorProfile, state_copies: float = 1) -> dict[str, Any]:
     """A tensor profile in the form of ``snugfit profile --json``; seconds are those of the timed batch.
 
     Returns:

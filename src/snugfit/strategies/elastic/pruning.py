@@ -60,8 +60,12 @@ class Pruner:
         trainer = self.trainer
         before = sum(parameter.numel() for parameter in trainer.parameters.values())
         cuts = surgery.prune(trainer.module, self.groups)
-        for optimizer in trainer.optimizers if cuts else ():
-            surgery.prune_optimizer(optimizer, trainer.module, cuts)
+
+        def follow(name: str, value: Tensor) -> Tensor:
+            cut = cuts.get(name)
+            return surgery.apply_cut(value, cut) if cut is not None and value.shape == cut.before else value
+
+        trainer.optimizers.change_state(follow)
         return before - sum(parameter.numel() for parameter in trainer.parameters.values())
 
     def macs(self) -> int:

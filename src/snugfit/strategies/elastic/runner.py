@@ -308,7 +308,7 @@ class _ElasticRun:
     def _refused(self) -> BudgetExceededError:
         return BudgetExceededError(
             f"a step of --scheme {self.strategy.scheme} needs more than the memory budget of {self.run.budget}, "
-            "although it was predicted to fit. Use a larger --memory."
+            f"although it was predicted to fit. Use a larger {self.run.budget.memory_flag}."
         )
 
     def _end_epoch(self, phase: Phase) -> float | None:

@@ -39,6 +39,11 @@ class Elastic(ElasticSettings):
             reasons.append(
                 "schedulefree averages weights over all steps, but the selection of tensors changes; use sgd or adamw"
             )
+        if self.scheme == "prunetrain" and workload.optimizer.state == "int8":
+            reasons.append(
+                "--optimizer-state int8 has scales for groups of weights, which cannot follow removed channels; use "
+                "bfloat16, or another --scheme"
+            )
         named = (pair for unit in chain.all_units for pair in unit.module.named_parameters())
         trainable = {name for name, parameter in named if parameter.requires_grad}
         if not trainable:

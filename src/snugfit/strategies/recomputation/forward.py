@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from snugfit._training.network import Forward
 from snugfit.memory.autocast import autocast_for_recomputation
+from snugfit.memory.paging import PageFile
+from snugfit.strategies.recomputation.paging import Pager
 from snugfit.strategies.recomputation.schedule import Schedule
 
 
@@ -43,8 +45,8 @@ def _recomputing(modules: Sequence[nn.Module], precision: AbstractContextManager
         yield
 
 
-def recomputing_forward(modules: Sequence[nn.Module], schedule: Schedule) -> Forward:
-    """The forward pass over consecutive modules, with recomputation by a schedule.
+def recomputing_forward(modules: Sequence[nn.Module], schedule: Schedule, file: PageFile | None = None) -> Forward:
+    """The forward pass over consecutive modules, with recomputation and paging by a schedule.
 
     A stretch that is recomputed is a checkpoint of torch's; stretches within it are nested checkpoints. Tensors that
     the backward pass has used are freed at once, as are gradients that it has passed on.
@@ -52,10 +54,13 @@ def recomputing_forward(modules: Sequence[nn.Module], schedule: Schedule) -> For
     Args:
         modules: such as those of a chain's units.
         schedule: of all of them.
+        file: for what the schedule keeps on disk.
 
     Returns:
         A function from the first module's input (B, ...) to the last one's output (B, ...).
     """
+    paged, resident = Schedule(schedule.parts[: schedule.paged]), Schedule(schedule.parts[schedule.paged :])
+    pager = Pager(file, modules) if file is not None and schedule.paged else None
 
     def run(stretch: Schedule, values: Tensor) -> Tensor:
         for part in stretch.parts:
@@ -66,4 +71,10 @@ def recomputing_forward(modules: Sequence[nn.Module], schedule: Schedule) -> For
                 values = modules[part](values)
         return values
 
-    return partial(run, schedule)
+    def run_paged(pager: Pager, values: Tensor) -> Tensor:
+        pager.count_blocks(values.device)
+        with pager.paging(values):
+            values = run(paged, values)
+        return run(resident, values)
+
+    return partial(run, schedule) if pager is None else partial(run_paged, pager)

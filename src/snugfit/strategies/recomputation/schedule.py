@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from snugfit.errors import UsageError
@@ -19,13 +19,16 @@ class Schedule:
     A schedule prints as text and parses back. In ``((0-1) 2-3) 4-6``, units 4 to 6 save tensors for the backward pass.
     For units 0 to 3 only the input of unit 0 is kept. When the backward pass reaches them, they run again by the
     schedule in parentheses: 2 and 3 now save tensors, and 0 and 1 run once more after the backward pass of 2 and 3.
+    In ``[0-1 (2-3)] 4-6``, what units 0 and 1 save and the input of unit 2 are on disk until the backward pass.
 
     Attributes:
         parts: in chain order, either the number of a unit that saves what its backward pass needs, or the schedule by
             which a stretch runs again from its kept input.
+        paged: how many of the first parts keep on disk what they keep.
     """
 
     parts: tuple[int | Schedule, ...]
+    paged: int = 0
 
     @classmethod
     def keeping(cls, count: int) -> Schedule:
@@ -40,6 +43,9 @@ class Schedule:
             UsageError: the text is not a schedule of units 0, 1, 2, ... in order.
         """
         levels: list[list[int | Schedule]] = [[]]
+        if text.startswith("[") and "]" in text:
+            first, _, last = text[1:].partition("]")
+            return replace(cls.parse(f"{first} {last}"), paged=len(cls.parse(first).parts))
         rest = text.rstrip()
         while found := _TOKEN.match(rest):
             rest = rest[found.end() :]
@@ -69,6 +75,8 @@ class Schedule:
         return any(isinstance(part, Schedule) for part in self.parts)
 
     def __str__(self) -> str:
+        if self.paged:
+            return f"[{Schedule(self.parts[: self.paged])}] {Schedule(self.parts[self.paged :])}".rstrip()
         words: list[str] = []
         for nested, parts in groupby(self.parts, lambda part: isinstance(part, Schedule)):
             group = list(parts)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +13,11 @@ from torch import Tensor, nn
 from snugfit._chain import Chain
 from snugfit._core.profile import UnitStats
 from snugfit.lean import use_lean_convolutions
+from snugfit.lean.bfloat16_weights import use_float_gradients
+from snugfit.memory.paging import PageFile
 from snugfit.memory.tensors import LiveBytes
 from snugfit.strategies.recomputation.dynamic_program import UnitCost
+from snugfit.strategies.recomputation.paging import Pager
 
 MACS_PER_BYTE = 5.0
 """Multiply-accumulates that take as long as writing and reading a byte of a feature map. These times select which
@@ -23,20 +28,21 @@ TYPICAL_SPEED = 50e9
 """Multiply-accumulates per second; only ratios of times matter here."""
 
 
-def unit_costs(chain: Chain, stats: Sequence[UnitStats], batch: int) -> list[UnitCost]:
+def unit_costs(chain: Chain, stats: Sequence[UnitStats], batch: int, *, paging: bool = False) -> list[UnitCost]:
     """The cost of each unit at a batch size, including the gradients of its own weights while they are applied.
 
     Args:
         chain: the chain, on the meta device.
         stats: of its units.
         batch: images at once.
+        paging: whether what units save may go to disk; otherwise that is not looked at.
 
     Raises:
         ValueError: a unit cannot train on so few images (BatchNorm on 1x1 feature maps).
     """
     units = copy.deepcopy(chain).all_units
     return [
-        module_cost(unit.module, (batch, *unit.input_shape), unit_seconds(own, batch), first=index == 0)
+        module_cost(unit.module, (batch, *unit.input_shape), unit_seconds(own, batch), first=index == 0, paging=paging)
         for index, (unit, own) in enumerate(zip(units, stats, strict=True))
     ]
 
@@ -46,7 +52,9 @@ def unit_seconds(stats: UnitStats, batch: int) -> float:
     return batch * (stats.macs + MACS_PER_BYTE * (stats.saved_bytes + stats.output_bytes)) / TYPICAL_SPEED
 
 
-def module_cost(module: nn.Module, shape: tuple[int, ...], seconds: float, *, first: bool = False) -> UnitCost:
+def module_cost(
+    module: nn.Module, shape: tuple[int, ...], seconds: float, *, first: bool = False, paging: bool = False
+) -> UnitCost:
     """The cost of a module of its own, on the meta device, which is changed.
 
     Args:
@@ -54,9 +62,11 @@ def module_cost(module: nn.Module, shape: tuple[int, ...], seconds: float, *, fi
         shape: of its input, (B, ...).
         seconds: of its forward pass.
         first: whether its input gets no gradient.
+        paging: whether what it saves may go to disk.
     """
     module.train()
     use_lean_convolutions(module)
+    use_float_gradients(module)
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(_free_gradient)
@@ -70,7 +80,19 @@ def module_cost(module: nn.Module, shape: tuple[int, ...], seconds: float, *, fi
             output_bytes = module(inputs).nbytes
         discarding, counter.peak = counter.peak - before, before
         saved_bytes, saving, backward = _step(module, inputs, counter, before)
-    return UnitCost(seconds, BACKWARD * seconds, output_bytes, saved_bytes, discarding, saving, backward)
+        cost = UnitCost(seconds, BACKWARD * seconds, output_bytes, saved_bytes, discarding, saving, backward)
+        if not paging:
+            return cost
+        inputs.grad, counter.peak, pager = None, before, Pager(PageFile(Path()), [module])
+        with pager.paging(inputs if first else None):
+            kept, saving, backward = _step(module, inputs, counter, before)
+    return replace(
+        cost,
+        paged_bytes=pager.bytes,
+        paged_kept_bytes=max(kept - output_bytes, 0),
+        paged_saving_peak=saving,
+        paged_backward_peak=backward,
+    )
 
 
 def _step(module: nn.Module, inputs: Tensor, counter: LiveBytes, before: int) -> tuple[int, int, int]:

@@ -30,6 +30,7 @@ from snugfit.strategies.full_network import load_network, network_probe, network
 from snugfit.strategies.memory_estimates import (
     available_headroom,
     forward_images,
+    passing_kernel_bytes,
     step_headroom,
     with_safety,
 )
@@ -200,6 +201,7 @@ class Sidenet(SidenetSettings):
         passed = forward_images(workload, tracks=self.scheme == "rep-net")  # the side network's norms
         epoch = self.epoch_seconds(line, workload.train_count, passed)
         resident = profile.base_bytes + LEFT_BY_RETRAINING * self.configuration.pruned
+        resident += passing_kernel_bytes(workload, self.micro_batch, line.shape_bytes)
         peak = with_safety(resident, line.bytes_at(self.micro_batch))
         phases = [Phase("fine-tune", peak, epoch * workload.epochs, self.micro_batch)]
         if self.configuration.pruned:
@@ -229,8 +231,8 @@ class Sidenet(SidenetSettings):
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Prune and retrain if planned, then fine-tune."""
-        chain, configuration = copy.deepcopy(chain), self.configuration
-        frozen = FrozenNetwork(copy.deepcopy(chain), self.scheme, configuration.side_width, self.prune)
+        configuration = self.configuration
+        frozen = FrozenNetwork(chain, self.scheme, configuration.side_width, self.prune)
         if configuration.pruned and run.position.phase == 0:
             retraining = Retraining(frozen, self.prune_importance, self.retrain_epochs)
             prune_and_retrain(retraining, copy.deepcopy(chain), data, run)

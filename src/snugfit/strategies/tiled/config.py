@@ -129,7 +129,7 @@ class Config(StrategyConfig):
 
     def why_not(self, request: BaseRequest) -> str | None:
         """Why it is not considered: one device without a memory budget has nothing to save."""
-        if request.budget.devices == 1 and request.budget.memory is None and super().why_not(request) is None:
+        if request.budget.devices == 1 and not request.budget.limits_memory and super().why_not(request) is None:
             return "tiles need several --devices or a memory budget (--memory), and neither is set"
         return super().why_not(request)
 

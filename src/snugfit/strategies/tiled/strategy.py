@@ -143,11 +143,7 @@ class Tiled(TiledSettings):
 
 def _scratch_of(run: Run) -> MappedScratch:
     """Storage for whole feature maps in a run's cache folder, within its storage budget; the record counts it."""
-
-    def grown(size: int) -> None:
-        run.position.storage_bytes = max(run.position.storage_bytes, size)
-
-    return MappedScratch(run.cache_dir, run.budget.storage_bytes, grown)
+    return MappedScratch(run.cache_dir, run.budget.storage_bytes, run.count_storage)
 
 
 def _none_fits(names: tuple[str, ...], limit: int, tried: Mapping[str, ProbeLine | None], available: float) -> bool:

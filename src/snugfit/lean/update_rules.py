@@ -1,0 +1,115 @@
+"""SGD and AdamW of one parameter by torch's fused kernels, called without an object of ``torch.optim``.
+
+The first such object imports dynamo, inductor and sympy, 68 MiB that no step needs. The kernels allocate nothing;
+torch's own loops allocate one (SGD) or two (AdamW) temporaries of the parameter's size in every step.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+_BETAS, _EPS = (0.9, 0.999), 1e-8
+"""AdamW's, torch's defaults."""
+
+
+class UpdateRule(Protocol):
+    """The steps of one parameter.
+
+    Attributes:
+        lr: learning rate of the next step.
+        state: live tensors of the optimizer state, by torch's names; empty before the first step.
+    """
+
+    lr: float
+    state: dict[str, Tensor]
+
+    def step(self, parameter: Tensor) -> None:
+        """Apply the gradient of a parameter of any shape; the gradient stays, and its values may change."""
+
+
+class FusedSGD:
+    """SGD with momentum, without dampening or Nesterov: equal to ``torch.optim.SGD(fused=True)`` bit for bit."""
+
+    def __init__(self, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+        self.names: tuple[str, ...] = ("momentum_buffer",) if momentum else ()
+        self.state: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, parameter: Tensor) -> None:
+        """Apply the gradient of a parameter of any shape; on the meta device only the state is made."""
+        gradient = fit_gradient(parameter)
+        first = bool(self.names) and "momentum_buffer" not in self.state
+        if first:
+            self.state["momentum_buffer"] = torch.empty_like(parameter, requires_grad=False)
+        if not parameter.is_meta:
+            torch._fused_sgd_(
+                [parameter],
+                [gradient],
+                [self.state[name] for name in self.names],
+                weight_decay=self.weight_decay,
+                momentum=self.momentum,
+                lr=self.lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=first,
+            )
+
+
+class FusedAdamW:
+    """AdamW: equal to ``torch.optim.AdamW(fused=True)`` bit for bit; without weight decay to ``torch.optim.Adam``."""
+
+    def __init__(self, lr: float, weight_decay: float = 0.0) -> None:
+        self.lr, self.weight_decay = lr, weight_decay
+        self.names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+        self.state: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, parameter: Tensor) -> None:
+        """Apply the gradient of a parameter of any shape; on the meta device only the state is made."""
+        gradient, state = fit_gradient(parameter), self.state
+        if "step" not in state:
+            state["step"] = torch.zeros((), device=parameter.device)
+            state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
+        state["step"] += 1
+        if not parameter.is_meta:
+            torch._fused_adamw_(
+                [parameter],
+                [gradient],
+                [state["exp_avg"]],
+                [state["exp_avg_sq"]],
+                [],
+                [state["step"]],
+                lr=self.lr,
+                beta1=_BETAS[0],
+                beta2=_BETAS[1],
+                weight_decay=self.weight_decay,
+                eps=_EPS,
+                amsgrad=False,
+                maximize=False,
+            )
+
+
+def fit_gradient(parameter: Tensor) -> Tensor:
+    """Give the gradient of a parameter of any shape the parameter's layout, and return it."""
+    assert parameter.grad is not None
+    parameter.grad = fit(parameter.grad, parameter)
+    return parameter.grad
+
+
+def fit(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Return ``tensor`` on the device and in the layout of ``parameter``, of the same shape.
+
+    Fused kernels read raw memory. On the meta device, gradients of convolutions have other layouts than on real ones.
+    """
+    if tensor.is_meta and parameter.is_meta:
+        return tensor
+    layouts = zip(parameter.shape, tensor.stride(), parameter.stride(), strict=True)
+    if tensor.device == parameter.device and all(mine == theirs for n, mine, theirs in layouts if n > 1):
+        return tensor
+    return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
