@@ -55,8 +55,15 @@ def test_budgets_that_may_not_be_tried_are_not_asked_for():
 
 
 def test_what_needs_more_than_something_else_is_not_searched_further():
+    machine = Machine(lambda size: size >= 66, lambda size: 79)
+    assert smallest_that_fits(machine, 90, 51, 1000, enough=70) == 79 and machine.asked == [67]
     machine = Machine(lambda size: size >= 80, lambda size: 79)
-    assert smallest_that_fits(machine, 90, 51, 1000, enough=70) == 79 and machine.asked == [90]
+    assert smallest_that_fits(machine, 90, 51, 1000, enough=70) is None and machine.asked == [67]
+
+
+def test_three_less_than_what_something_else_needs_is_tried_last():
+    machine = Machine(lambda size: size >= 80, lambda size: size)
+    assert smallest_that_fits(machine, 60, 51, 1000, enough=70) is None and machine.asked == [60, 67]
 
 
 def test_three_less_than_a_named_total_is_refused_though_a_megabyte_less_may_rest_by_then():

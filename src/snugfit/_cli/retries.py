@@ -155,8 +155,8 @@ def _smallest(refused: Answers, least: int, plan: Planner) -> dict[str, Any] | N
     expected = [(_expected(found, each), found, each) for each, found in refused]
     sizes = [(_by_flag(found, size), each) for size, found, each in expected if size]
     for size, each in sorted(sizes, key=lambda pair: pair[0]):
-        if best is not None and size >= best["bytes"]:
-            break
+        if best is not None and size >= best["bytes"] and each.strategy.strategy != best["strategy"]:
+            continue  # only the best one's strategy with other optimizer state: which state is smaller is a guess
         found = _search(each, size, range(least, most), plan, best)
         if found is not None and (best is None or found["bytes"] < best["bytes"]):
             best = found
@@ -184,11 +184,12 @@ def _search(
     request: Request, expected: int, sizes: range, plan: Planner, best: dict[str, Any] | None
 ) -> dict[str, Any] | None:
     """The smallest of these budgets that a request fits, and the strategy; None if it fits none that was tried."""
-    strategy = request.strategy.strategy
+    strategy, stored = request.strategy.strategy, request.training.optimizer_state
 
     def attempt(size: int) -> int | None:
         nonlocal strategy
-        note(f"measuring {request.strategy.strategy} in {size}.0 MB, to find the smallest budget that works")
+        state = f" with optimizer-state {stored}" if stored is not None else ""
+        note(f"measuring {strategy}{state} in {size}.0 MB, to find the smallest budget that works")
         tried = replace(request, budget=request.budget.with_memory(f"{size}MB"))
         found = plan(tried, smallest=True)
         if not found.get("smallest") and request.machine.profile_cache not in ("off", "renew"):
@@ -236,12 +237,15 @@ def smallest_that_fits(
     """The smallest budget, in MB, that works when tried, while ``less`` below it does not; None if none works.
 
     The search begins at the ``expected`` budget, between the largest one that is known to be ``refused`` and the
-    ``most`` to try. A larger budget than ``enough`` is returned as soon as it is found, and not narrowed down.
+    ``most`` to try. If something else works in ``enough``, then the largest budget to try is ``less`` below it, and a
+    larger one that measurements in it name is returned as soon as it is found, and not narrowed down.
     """
     refusals = {refused}
     for step in STEPS:
         high = max(int(expected * step), refused + 1)
-        if high > most:
+        if enough is not None:
+            high = min(high, enough - less)
+        if high > most or high in refusals or high < refused:
             return None
         estimate = attempt(high)
         if estimate is not None:
