@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
@@ -130,8 +131,10 @@ class ProbePoint:
 class ProbeLine:
     """Linear model of a probe over batch size (NeuroFlux section 5.2, Profiler; Figure 8).
 
-    Predicted bytes are ``fixed_bytes + sample_bytes * batch + residual_bytes``: the least-squares line lifted by its
-    largest residual, so that no measured point lies above it. Seconds are those of a step.
+    Predicted bytes are at most ``fixed_bytes + sample_bytes * batch + residual_bytes``: the least-squares line lifted
+    by its largest residual, so that no measured point lies above it. Between two measured points they are at most those
+    of the straight line through both: a step's peak is the largest of many amounts that grow linearly with the batch,
+    so it is convex. Seconds are those of a step.
 
     Attributes:
         residual_bytes: largest amount by which a measured point lies above the line (>= 0).
@@ -167,7 +170,21 @@ class ProbeLine:
 
     def _bound(self, batch: int, new_bytes: float) -> int:
         partial = self.partial_bytes if batch > self.measured_batch else 0
-        return int(self.fixed_bytes + self.sample_bytes * batch + self.residual_bytes + new_bytes) + partial + 1
+        bound = self.fixed_bytes + self.sample_bytes * batch + self.residual_bytes
+        return int(min(bound, self._measured_bound(batch)) + new_bytes) + partial + 1
+
+    def _measured_bound(self, batch: int) -> float:
+        """Bytes at ``batch`` by the measured points beside it; infinite above them, or if some need more workspace."""
+        if self.partial_bytes:
+            return math.inf
+        low, least = 0, 0.0
+        for point in self.points:
+            peak = max(least, float(point.peak_bytes))
+            if batch <= point.batch:
+                share = (batch - low) / (point.batch - low) if low else 1.0
+                return least + share * (peak - least)
+            low, least = point.batch, peak
+        return math.inf
 
     def seconds_at(self, batch: int) -> float:
         """Expected seconds of a step at ``batch`` samples, interpolated between measured points."""

@@ -88,6 +88,28 @@ def test_the_line_holds_at_batches_that_threads_share(monkeypatch, budget, large
     assert all(line.bytes_at(batch) >= needed(batch) for batch in (2, 8, 28, 32, 33, 34, 35))
 
 
+@pytest.mark.parametrize("machine_bytes", [1_000_000, 3000])
+def test_bounds_between_measured_batches_hold_and_are_those_of_the_points(machine_bytes):
+    """Amounts that grow linearly with the batch, and the largest of them: a line through all is too high in between."""
+    machine = Machine(machine_bytes)
+
+    def needed(batch):
+        return max(900 + 4 * batch, 500 + 20 * batch)
+
+    made, _ = probe(machine, fixed=500, sample=20, limit=100)
+    line = measure_probe(replace(made, build=lambda: lambda batch: machine.take(needed(batch))), machine, machine)
+    fitted = [line.fixed_bytes + line.sample_bytes * batch + line.residual_bytes for batch in range(101)]
+    bounds = [line.bytes_at(batch) for batch in range(101)]
+    assert all(bounds[batch] >= needed(batch) for batch in range(2, line.measured_batch + 1))
+    assert bounds == sorted(bounds)
+    assert all(bound <= most + 2 + line.shape_bytes for bound, most in zip(bounds, fitted, strict=True))
+    assert [line.bytes_at(point.batch) for point in line.points] == [point.peak_bytes + 1 for point in line.points]
+    assert bounds[8] < fitted[8] - 30
+    for available in range(900, 2600, 7):
+        fitting = [batch for batch in range(1, 101) if bounds[batch] <= available]
+        assert line.largest_batch(available, 100) == max(fitting, default=0)
+
+
 def test_what_the_probe_keeps_counts_to_it():
     machine = Machine()
     made, _ = probe(machine, fixed=500, sample=10, kept=300)
