@@ -56,11 +56,15 @@ def main(
 
 
 def measure(settings: Settings, results: ResultFile) -> None:
-    """Train once; and once more at the budget that the error names, where the first is infeasible."""
+    """Train once; and once more at the budget that the error names, where the first is infeasible.
+
+    The settings have the budget as ``memory`` or ``total_memory``.
+    """
     cell = results.train(settings, named=False)
     smallest = smallest_named(cell)
     if cell["exit_code"] == INFEASIBLE and smallest is not None:
-        results.train({**settings, "memory": str(smallest)}, named=True)
+        budget = "memory" if settings.get("memory") else "total_memory"
+        results.train({**settings, budget: str(smallest)}, named=True)
 
 
 def render(cells: list[Cell]) -> str:

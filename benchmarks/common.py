@@ -27,7 +27,7 @@ Settings = dict[str, Any]
 Cell = dict[str, Any]
 T = TypeVar("T")
 
-_NAMED = re.compile(r"Smallest budget that would do: (\d[\d.]* ?\w+)")
+_NAMED = re.compile(r"Smallest (?:budget|--total-memory) that would do: (\d[\d.]* ?\w+)")
 _DROPPED = ("profile", "confusion", "class_names", "run_dir", "workload", "hardware")
 _GRACE_SECONDS = 60.0
 
@@ -87,7 +87,7 @@ def to_flags(settings: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
         elif value is not None:
-            bare = name == "memory" and str(value).isdecimal()  # as results hold it
+            bare = name in ("memory", "total_memory") and str(value).isdecimal()  # as results hold it
             flags += [f"--{flag}", f"{value}B" if bare else str(value)]
     return flags
 
@@ -189,7 +189,7 @@ def _training_seconds(metrics: Path) -> float:
 
 
 def smallest_named(cell: Cell) -> int | None:
-    """The smallest budget, in bytes, that an infeasible run's message names."""
+    """The smallest budget, in bytes, that an infeasible run's message names, of growth or in all."""
     found = _NAMED.search(cell.get("error", {}).get("message", ""))
     return parse_bytes(found.group(1)) if found else None
 

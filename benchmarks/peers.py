@@ -77,11 +77,20 @@ def main(
                 label, _ours(settings, way, seconds, options), arm="peer", way=way, settings=settings, time=seconds
             )
         else:
-            _peer(results, settings, way, seconds, python)
+            peer(results, settings, way, seconds, python)
     finish(results, render)
 
 
-def _peer(results: ResultFile, settings: Settings, way: str, seconds: float, python: str) -> None:
+def peer(results: ResultFile, settings: Settings, way: str, seconds: float, python: str) -> Cell:
+    """The stored or new cell of one peer in a process of its own.
+
+    Args:
+        results: where it is kept.
+        settings: flags of ``benchmarks.peers_run``.
+        way: which peer.
+        seconds: its time, search included.
+        python: interpreter that has its packages.
+    """
     module = ["benchmarks.peers_run", "--way", way, "--seconds", str(seconds), *to_flags(settings)]
 
     def measured() -> Cell:
@@ -92,7 +101,8 @@ def _peer(results: ResultFile, settings: Settings, way: str, seconds: float, pyt
             cell["exit_code"] = UNUSABLE
         return {**cell, "outcome": outcome or {"failure": f"ended with code {cell['exit_code']}"}}
 
-    results.once(" ".join(["python", "-m", *module]), measured, arm="peer", way=way, settings=settings, time=seconds)
+    command = " ".join(["python", "-m", *module])
+    return results.once(command, measured, arm="peer", way=way, settings=settings, time=seconds)
 
 
 def _ours(settings: Settings, way: str, seconds: float, options: Options) -> Callable[[], Cell]:

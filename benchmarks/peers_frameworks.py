@@ -151,6 +151,21 @@ def accelerate(race: Race) -> nn.Module:
     return train()  # type: ignore[no-any-return, call-arg]
 
 
+def bitsandbytes_sgd() -> Any:
+    """Its SGD with momentum in 8 bits, a block of 256 values at a time; tensors below 4,096 values stay in float32."""
+    from bitsandbytes.optim import SGD8bit
+
+    return SGD8bit
+
+
+def prepare_bitsandbytes() -> None:
+    """Import bitsandbytes and let it update something."""
+    layer = nn.Linear(64, 64)
+    optimizer = bitsandbytes_sgd()(layer.parameters(), lr=0.1, momentum=0.9)
+    layer(torch.randn(2, 64)).sum().backward()
+    optimizer.step()
+
+
 def prepare_compile() -> None:
     """Let the compiler work on something tiny, forward and backward."""
     import torch._functorch.config

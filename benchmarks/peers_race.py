@@ -39,6 +39,8 @@ class Race:
         limit: the memory limit, in force.
         meter: memory above the baseline.
         started: when the time began.
+        steps: optimizer steps to train for instead of a time, without micro-batches.
+        optimizer_class: SGD, or one with its arguments.
         images: images trained on after the search.
         training_seconds: what they took.
         found: what the search found, for the tables.
@@ -53,6 +55,8 @@ class Race:
     limit: MemoryLimit
     meter: PeakMeter
     started: float
+    steps: int | None = None
+    optimizer_class: Any = torch.optim.SGD
     images: int = 0
     training_seconds: float = 0.0
     found: dict[str, Any] = field(default_factory=dict)
@@ -61,6 +65,13 @@ class Race:
     def left(self) -> float:
         """Seconds that are left."""
         return self.seconds - (time.perf_counter() - self.started)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether there are steps to train; a search may have taken all the time, and one is done all the same."""
+        if self.steps is not None:
+            return self.images < self.steps * self.batch_size
+        return self.left > 0 or not self.images
 
     def network(self, guarded: bool = True) -> nn.Module:
         """The network with fresh weights; guarded, it allows kernels of new shapes."""
@@ -81,7 +92,8 @@ class Race:
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """SGD with momentum."""
-        return torch.optim.SGD(network.parameters(), lr=self.lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+        settings = {"lr": self.lr, "momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
+        return self.optimizer_class(network.parameters(), **settings)  # type: ignore[no-any-return]
 
     def train(self, network: nn.Module, micro: int, forward: nn.Module | None = None) -> nn.Module:
         """Train until the time is up, accumulating micro-batches to the batch size.
@@ -98,7 +110,7 @@ class Race:
             self.batch_size // micro,
         )
         epoch = 0
-        while self.left > 0 or not self.images:  # a search may have taken all the time
+        while self.unfinished:
             batches = self.source().epoch(epoch, micro)
             for _ in range(len(self.splits.train) // self.batch_size):
                 began = time.perf_counter()
@@ -108,7 +120,7 @@ class Race:
                 optimizer.step()
                 optimizer.zero_grad()
                 self.count(self.batch_size, time.perf_counter() - began)
-                if self.left <= 0:
+                if not self.unfinished:
                     break
             epoch += 1
         return network
@@ -182,11 +194,13 @@ def guard(network: nn.Module, limit: MemoryLimit, meter: PeakMeter) -> nn.Module
 def largest(race: Race, attempt: Callable[[int], float]) -> tuple[int, float]:
     """The first of the batch size, half of it, a quarter ... at which two steps pass, and the seconds of the second.
 
+    Where a number of steps is asked for, it is the batch size alone.
+
     Raises:
-        MemoryError: not one image fits.
+        MemoryError: nothing fits.
     """
-    micro = race.batch_size
-    while micro and race.left > -SEARCH_OVERTIME * race.seconds:
+    micro, least = race.batch_size, 1 if race.steps is None else race.batch_size
+    while micro >= least and race.left > -SEARCH_OVERTIME * race.seconds:
         try:
             return micro, attempt(micro)
         except (RuntimeError, MemoryError) as error:
@@ -194,7 +208,7 @@ def largest(race: Race, attempt: Callable[[int], float]) -> tuple[int, float]:
                 raise
         release_memory()
         micro //= 2
-    raise MemoryError("not one image fits" if not micro else "the time was up before anything that fits was found")
+    raise MemoryError("not one image fits" if micro < least else "the time was up before anything that fits was found")
 
 
 def try_steps(race: Race, network: nn.Module, run: nn.Module, micro: int) -> float:

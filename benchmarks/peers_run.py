@@ -26,6 +26,7 @@ from benchmarks.peers_race import Race, guard, largest, try_steps
 from snugfit import _data as datasets
 from snugfit._core.amounts import parse_bytes
 from snugfit.memory import MemoryLimit, is_out_of_memory, make_meter, prepare_process, release_memory
+from snugfit.memory.process import late_bytes
 
 SEGMENTS = (2, 3, 4, 6, 8, 12)
 app = program("peers_run")
@@ -51,7 +52,9 @@ def main(
     model: str,
     memory: str,
     seconds: float = 120.0,
+    steps: int | None = None,
     data: str = "cifar10",
+    image_size: int | None = None,
     max_train: int | None = None,
     max_val: int | None = None,
     batch_size: int = 64,
@@ -67,7 +70,9 @@ def main(
         model: name of the network.
         memory: memory limit.
         seconds: time to train in, search included.
+        steps: optimizer steps to train for instead, with the whole batch at once.
         data: data set, from the folder SNUGFIT_DATA.
+        image_size: side of the images; the data set's own by default.
         max_train: training images.
         max_val: validation (and test) images.
         batch_size: images per optimizer step.
@@ -86,12 +91,13 @@ def main(
     meter, cap = make_meter(baseline, cpu), parse_bytes(memory)
     with MemoryLimit(cap, baseline, cpu) as limit:
         started = time.perf_counter()
-        splits = datasets.load(data, max_train=max_train, max_val=max_val, seed=seed)
-        race = Race(model, splits, batch_size, lr, seed, seconds, limit, meter, started)
+        splits = datasets.load(data, image_size=image_size, max_train=max_train, max_val=max_val, seed=seed)
+        race = Race(model, splits, batch_size, lr, seed, seconds, limit, meter, started, steps)
         outcome = attempt(race, chosen)
     limit, meter = race.limit, race.meter  # a peer may have begun to count later
     meter.mark()
     outcome |= {"peak_bytes": meter.peak_bytes, "cap_bytes": cap, "within": meter.peak_bytes <= cap}
+    outcome["rest_bytes"] = limit.baseline.anon + late_bytes()
     print(json.dumps(outcome))
 
 
@@ -107,6 +113,7 @@ def ways() -> dict[str, Way]:
         "checkpoint": Way(checkpointed),
         "lightning": Way(frameworks.lightning, frameworks.prepare_lightning),
         "accelerate": Way(frameworks.accelerate, frameworks.prepare_accelerate),
+        "bitsandbytes": Way(eight_bit, frameworks.prepare_bitsandbytes),
         **compiled,
     }
 
@@ -140,6 +147,12 @@ def describe(error: Exception) -> str:
 def plain(race: Race) -> nn.Module:
     """The whole batch at once."""
     return race.train(race.network(), race.batch_size)
+
+
+def eight_bit(race: Race) -> nn.Module:
+    """The whole batch at once, with momentum in 8 bits by bitsandbytes."""
+    race.optimizer_class = frameworks.bitsandbytes_sgd()
+    return plain(race)
 
 
 def micro_batches(race: Race) -> nn.Module:

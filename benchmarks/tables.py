@@ -19,6 +19,7 @@ from benchmarks import (
     coupling,
     elastic_tables,
     exits,
+    floors,
     lls,
     memory,
     mutants,
@@ -61,6 +62,7 @@ RENDER: dict[str, Callable[[list[Cell]], str]] = {
     "peers": peers_tables.render,
     "newcomer": newcomer.render,
     "boards": boards.render,
+    "floors": floors.render,
 }
 RELIABILITY: dict[str, Callable[[list[Cell]], str]] = {
     "soak": soak.render,
