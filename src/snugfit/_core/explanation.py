@@ -30,7 +30,7 @@ def explanation_of(plan: Plan) -> tuple[str, ...]:
     if choice is None or choice.predicted is None:
         return ()
     sentences = [_chosen(plan, choice, choice.predicted), _gradients(plan, choice), *_updates(plan)]
-    sentences += _smaller_steps(plan, choice)
+    sentences += [*_smaller_steps(plan, choice), *_few_norm_images(plan)]
     sentences += _own_sentences(choice, choice.predicted)
     sentences += [*_weights(plan), *_storage(plan, choice.predicted), *_other_aims(plan, choice)]
     return tuple(sentence for sentence in sentences if sentence)
@@ -111,7 +111,16 @@ def _smaller_steps(plan: Plan, choice: Candidate) -> Iterator[str]:
     else:
         reason = ": a larger batch would exceed the budget, and --no-accumulate allows one batch per step"
     if 0 < images < asked:
-        yield f"{step} trains on {images} images instead of the {asked} of --batch-size{reason}. Consider a lower --lr."
+        advice = f"Consider a lower --lr; in proportion it is {plan.workload.optimizer.lr * images / asked:.2g}."
+        yield f"{step} trains on {images} images instead of the {asked} of --batch-size{reason}. {advice}"
+
+
+def _few_norm_images(plan: Plan) -> Iterator[str]:
+    """Strategies with exact gradients that are expected to lose accuracy to batch norms."""
+    for each in plan.candidates:
+        if each.feasible and each.normalises_few:
+            together = f"{each.norm_images} image{'' if each.norm_images == 1 else 's'}"
+            yield f"With {each.strategy}, batch norms normalise {together} at a time, which costs accuracy."
 
 
 def _weights(plan: Plan) -> Iterator[str]:

@@ -261,13 +261,21 @@ def candidates_of(
         exact = proposal.exact and not workload.compresses
         candidate = Candidate(strategy.name, not reasons, to_data(proposal), cost, tuple(reasons), exact=exact)
         smallest = cost.peak_bytes if too_big else None
-        candidates.append(replace(candidate, smallest_bytes=smallest, correction=factors))
+        few = norm_images(candidate, workload, profile)
+        candidates.append(replace(candidate, smallest_bytes=smallest, correction=factors, norm_images=few))
     if not candidates:
         lack = strategy.shortfall(workload, own or profile, hardware, budget)
         exact = strategy.exact and not workload.compresses
         candidate = Candidate(strategy.name, False, to_data(strategy), reasons=lack.reasons, exact=exact)
         candidates = [replace(candidate, smallest_bytes=lack.smallest_bytes, smallest_ratio=lack.smallest_ratio)]
     return candidates
+
+
+def norm_images(candidate: Candidate, workload: Workload, profile: Profile) -> int | None:
+    """Images that batch norms normalise together, where a candidate's ``norm_images`` names them."""
+    images = min(candidate.batches, default=0)
+    fewer = candidate.exact and 0 < images < workload.effective_batch
+    return images if fewer and any(unit.tracks for unit in profile.units) else None
 
 
 def _too_much(budget_bytes: int | None, needed_bytes: int) -> bool:

@@ -35,6 +35,14 @@ def test_the_choice_its_aim_and_the_next_best():
     assert others == ["--aim accuracy would choose backprop: 90.0 MB, 30.0s, with exact gradients."]
 
 
+@pytest.mark.parametrize(("images", "named"), [(1, "1 image at"), (4, "4 images at"), (8, ""), (None, "")])
+def test_batch_norms_of_few_images_are_named(images, named):
+    sentences = said(replace(AGAIN, norm_images=images), SIDE, aim="accuracy")
+    found = [each for each in sentences if "batch norms normalise" in each]
+    assert found == ([f"With checkpoint, batch norms normalise {named} a time, which costs accuracy."] if named else [])
+    assert sentences[0].startswith("sidenet is chosen" if named else "checkpoint is chosen")
+
+
 @pytest.mark.parametrize(
     ("settings", "found"), [({"state": "int8"}, True), ({}, False), ({"state": "int8", "momentum": 0.0}, False)]
 )
@@ -115,11 +123,12 @@ def smaller_steps(**settings):
 def test_a_smaller_step_without_accumulation_has_its_own_reason():
     rest = "A step trains on 2 images instead of the 10 of --batch-size: "
     assert smaller_steps(accumulate=True) == (
-        rest + "a larger batch, or its accumulated gradients, would exceed the budget. Consider a lower --lr."
+        rest + "a larger batch, or its accumulated gradients, would exceed the budget. "
+        "Consider a lower --lr; in proportion it is 0.002."
     )
     assert smaller_steps(accumulate=False) == (
         rest + "a larger batch would exceed the budget, and --no-accumulate allows one batch per step. "
-        "Consider a lower --lr."
+        "Consider a lower --lr; in proportion it is 0.002."
     )
 
 
@@ -131,8 +140,9 @@ def test_smaller_steps_of_blocks_which_do_not_accumulate(batches, start):
     phases = tuple(Phase("block", MB, 1.0, batch, ("a",)) for batch in batches)
     cost = replace(BLOCKS.predicted, phases=(*phases, Phase("exit", MB, 1.0, 1)))
     sentences = [each for each in said(replace(BLOCKS, predicted=cost)) if "--batch-size" in each]
-    rest = " images instead of the 10 of --batch-size, because blockwise does not accumulate. Consider a lower --lr."
-    assert sentences == ([start + rest] if start else [])
+    rest = " images instead of the 10 of --batch-size, because blockwise does not accumulate. "
+    advice = f"Consider a lower --lr; in proportion it is {0.001 * min(batches):g}."
+    assert sentences == ([start + rest + advice] if start else [])
 
 
 COSTS = (("auglocal:depth=2", (9, 9), 250), ("aan", (8, 8), 120), ("lls-mxm", (4, 4), 100))

@@ -1,5 +1,7 @@
 """What each aim prefers."""
 
+from dataclasses import replace
+
 import pytest
 
 from snugfit._core.plan import Candidate, Cost, ranked
@@ -27,6 +29,16 @@ UNASKED = Candidate("feedback", False, reasons=("to compare with",), considered=
 def test_what_fits_by_the_aim_and_then_the_rest(aim, order):
     given = [UNASKED, LACKS, AGAIN, SHORT, PLAIN, SIDE, BLOCKS]
     assert list(ranked(given, aim)) == [*order, SHORT, LACKS, UNASKED]
+
+
+@pytest.mark.parametrize(("images", "first"), [(2, SIDE), (7, SIDE), (8, PLAIN), (None, PLAIN)])
+def test_exact_gradients_do_not_make_up_for_batch_norms_of_few_images(images, first):
+    few = replace(PLAIN, norm_images=images)
+    first = few if first is PLAIN else first
+    assert ranked([few, SIDE], "accuracy")[0] is first
+    assert ranked([few, BLOCKS], "accuracy")[0] is (few if first is few else BLOCKS)
+    assert ranked([few, AGAIN], "accuracy")[0] is (few if first is few else AGAIN)
+    assert ranked([few, SIDE]) == (SIDE, few)
 
 
 def test_what_is_alike_is_ranked_by_the_rest():

@@ -9,9 +9,11 @@ from torch import nn
 from snugfit._chain import Chain
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
-from snugfit._core.plan import Candidate, Cost, Plan, Shortfall
+from snugfit._core.plan import Candidate, Cost, Phase, Plan, Shortfall
+from snugfit._core.profile import Profile, UnitStats
 from snugfit._core.workload import Workload
 from snugfit._planner import MeasurementContext, PastRun, PlanningInput, StrategySelection, infeasible_error, search
+from snugfit._planner.search import norm_images
 from snugfit.profiling import Probe
 
 MB = 10**6
@@ -265,3 +267,16 @@ def test_the_smallest_budget_of_the_error_would_do(peak):
     plan, _ = run(strategy)
     again, _ = run(strategy, budget=Budget(infeasible_error(plan).smallest_bytes))
     assert plan.choice is None and again.choice is not None
+
+
+@pytest.mark.parametrize(
+    ("exact", "tracks", "batch", "found"),
+    [(True, True, 2, 2), (True, True, 5, None), (False, True, 2, None), (True, False, 2, None)],
+)
+def test_images_that_batch_norms_normalise_together_are_known_where_they_matter(exact, tracks, batch, found):
+    """They train by the statistics of fewer images than the 5 that were asked for, and gradients are exact."""
+    profile = Profile((UnitStats("unit", 1, 4, 1, (2,), 8, 8, tracks=tracks),))
+    candidate = Candidate(
+        "a", True, {}, Cost(1, 1.0, 1.0, phases=(Phase("network", 1, 1.0, batch, ("unit",)),)), exact=exact
+    )
+    assert norm_images(candidate, replace(WORKLOAD, batch_size=5), profile) == found
