@@ -45,6 +45,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "tiles, maps in files": {"strategy": "tiled", "tiles": "2x2", "scratch": "on"},
     "boxes in tiles": {"strategy": "tiled", "tiles": "1x2", **BOXES},
     "dfa": {"strategy": "feedback"},
+    "whole-batch norms": {"strategy": "backprop", "batch_norm": "exact", "image_size": 64, "memory": 22_000_000},
     "boxes": {"strategy": "backprop", **BOXES},
     "boxes, recomputed": {"strategy": "checkpoint", "optimizer": "schedulefree", **BOXES},
     "whole, state in 8 bits": {"strategy": "backprop", "optimizer_state": "int8"},
@@ -79,7 +80,7 @@ use_steady_times(pytest.MonkeyPatch())
 rows, folder = json.loads(sys.argv[1]), sys.argv[2]
 seen = {}
 for name, options in rows.items():
-    budget = snugfit.Budget(memory=60_000_000, time_ratio=options.pop("time_ratio", None))
+    budget = snugfit.Budget(memory=options.pop("memory", 60_000_000), time_ratio=options.pop("time_ratio", None))
     options = {"image_size": 16, **options}
     model, data = options.pop("model", "tiny_nets:cnn"), options.pop("data", "digits")
     plan = snugfit.plan(model, data, budget, epochs=1,
@@ -109,6 +110,14 @@ def test_memory_stays_within_budget_and_prediction(seen: dict[str, Any], row: st
     assert record["measured"]["peak_bytes"] <= record["predicted"]["peak_bytes"] <= BUDGET
     for phase in record["phases"]:
         assert phase["measured_peak_bytes"] <= phase["predicted_peak_bytes"], phase["name"]
+
+
+@pytest.mark.timeout(700)
+def test_whole_batch_norms_divide_the_batch(seen: dict[str, Any]) -> None:
+    record = seen["whole-batch norms"]["record"]
+    assert record["settings"]["whole_batch"] and record["settings"]["micro_batches"] > 1
+    assert record["settings"]["micro_batch"] * record["settings"]["micro_batches"] == 32
+    assert record["measured"]["peak_bytes"] <= ROWS["whole-batch norms"]["memory"]
 
 
 @pytest.mark.timeout(700)

@@ -36,6 +36,7 @@ class StrategyConfig:
         expected_loss: expected loss of accuracy, as an ordinal number; 0 is none.
         accuracy: sentence of a plan's explanation about the accuracy to expect, for strategies that are not exact.
         rounds_weights: whether it can keep trained weights in bfloat16 (``--weight-dtype``).
+        normalises_batches: whether its batch norms can normalise by all images of a step (``--batch-norm exact``).
         only_named: whether ``auto`` never considers it; it is a baseline.
         keeps_time_ratio: whether it supports a time ratio; ``auto`` considers it only with one.
         needs_weights: whether ``auto`` considers it only with pre-trained weights.
@@ -62,6 +63,7 @@ class StrategyConfig:
         "Its gradients are not those of the network's own loss, so accuracy may differ from backpropagation's."
     )
     rounds_weights: ClassVar[bool] = False
+    normalises_batches: ClassVar[bool] = False
     only_named: ClassVar[bool] = False
     keeps_time_ratio: ClassVar[bool] = False
     needs_weights: ClassVar[bool] = False
@@ -82,14 +84,17 @@ class StrategyConfig:
             raise UsageError(f"--strategy {self.name} cannot keep a time ratio; leave out --time-ratio.")
         if (flag := self._unsupported(request)) is not None:
             kind = flag.rpartition(" ")[2]
-            others = {"paged": "checkpoint", "int8": "backprop", "int4": "backprop"}.get(kind, "backprop or checkpoint")
+            only = {"paged": "checkpoint", "int8": "backprop", "int4": "backprop", "exact": "backprop"}
+            others = only.get(kind, "backprop or checkpoint")
             raise UsageError(f"--strategy {self.name} does not support {flag}; use {others}, or leave it out.")
         if (scheme := self._foreign_scheme(request)) is not None:
             raise UsageError(f"{self.name} has no scheme {scheme}; --scheme is {', '.join(self.schemes)} there.")
 
     def _unsupported(self, request: BaseRequest) -> str | None:
-        """A flag, with its value, by which less is kept in memory and which only other strategies support."""
+        """A flag, with its value, by which steps keep or compute something else, and only in other strategies."""
         training = request.training
+        if getattr(request.strategy, "batch_norm", "micro") == "exact" and not self.normalises_batches:
+            return "--batch-norm exact"
         if training.activations not in ("exact", *self.activations):
             return f"--activations {training.activations}"
         if training.weight_dtype != "float32" and not self.rounds_weights:

@@ -161,13 +161,20 @@ class MappedScratch:
         folder: created if missing. A folder in memory (tmpfs) saves nothing.
         limit: most bytes on disk; the disk's size by default.
         grown: called with the bytes on disk whenever they grow.
+        alternative: flag, named in errors, with which no file is needed.
 
     Attributes:
         bytes: on disk now, including those waiting for another tensor.
     """
 
-    def __init__(self, folder: Path, limit: int | None = None, grown: Callable[[int], None] | None = None) -> None:
-        self.folder, self.limit, self.grown, self.bytes = folder, limit, grown, 0
+    def __init__(
+        self,
+        folder: Path,
+        limit: int | None = None,
+        grown: Callable[[int], None] | None = None,
+        alternative: str = "--scratch off",
+    ) -> None:
+        self.folder, self.limit, self.grown, self.alternative, self.bytes = folder, limit, grown, alternative, 0
         self._free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, *, last: bool = False, meta: bool = False) -> Tensor:
@@ -207,10 +214,10 @@ class MappedScratch:
         if self.limit is not None and self.bytes + size > self.limit:
             self._drop_free()
         if self.limit is not None and self.bytes + size > self.limit:
-            raise over_limit(self.bytes + size, self.limit, "--scratch off")
+            raise over_limit(self.bytes + size, self.limit, self.alternative)
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self.folder) as file:
-            reserve_space(file.fileno(), 0, size, self.folder, "--scratch off")
+            reserve_space(file.fileno(), 0, size, self.folder, self.alternative)
             block = mmap.mmap(file.fileno(), size)
         self.bytes += size
         if self.grown is not None:

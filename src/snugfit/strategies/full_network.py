@@ -145,16 +145,25 @@ def network_shortfall(profile: Profile, floor_bytes: int, budget: Budget) -> Sho
 
 
 def fit_network(
-    strategy: MicroBatching, chain: Chain, data: TrainingData, run: Run, make_trainer: MakeTrainer
+    strategy: MicroBatching,
+    chain: Chain,
+    data: TrainingData,
+    run: Run,
+    make_trainer: MakeTrainer,
+    *,
+    whole: bool = False,
 ) -> Record:
-    """Train, evaluate and save the whole network with a strategy's settings; return the record."""
+    """Train, evaluate and save the whole network with a strategy's settings; return the record.
+
+    With ``whole`` trainers take all images of a step at once, and divide them into micro-batches themselves.
+    """
     chain = in_weight_dtype(chain, run.workload)
 
     def load(parts: int) -> NetworkTrainer:
         return make_trainer(chain, load_network(chain, run), run.workload, parts)
 
-    accumulates = strategy.holds_gradients or _may_accumulate(run, run.predicted.phases[0].batch_size)
-    trained = train_network(load, data, run, micro_batches=strategy.micro_batches, accumulates=accumulates)
+    accumulates = whole or strategy.holds_gradients or _may_accumulate(run, run.predicted.phases[0].batch_size)
+    trained = train_network(load, data, run, micro_batches=strategy.micro_batches, accumulates=accumulates, whole=whole)
     module, phase = trained.trainer.module, trained.phase
     save_model(run.folder, _float_state(module), run.manifest)
     evaluation = evaluate_model(trained.trainer.evaluating(), data, run, phase.batch_size)
@@ -178,12 +187,19 @@ class Trained:
 
 
 def train_network(
-    load: Callable[[int], NetworkTrainer], data: TrainingData, run: Run, *, micro_batches: int, accumulates: bool
+    load: Callable[[int], NetworkTrainer],
+    data: TrainingData,
+    run: Run,
+    *,
+    micro_batches: int,
+    accumulates: bool,
+    whole: bool = False,
 ) -> Trained:
     """Run a dry run and train a network in the run's current phase. The caller ends the phase.
 
     ``load`` makes the trainer for a number of micro-batches, with the initial weights. A batch that does not fit is
-    accumulated in smaller parts if ``accumulates``, and made smaller otherwise.
+    accumulated in smaller parts if ``accumulates``, and made smaller otherwise. With ``whole`` a trainer takes all
+    parts at once.
     """
     index, workload = run.position.phase, run.workload
     phase = run.predicted.phases[index]
@@ -192,11 +208,14 @@ def train_network(
     def parts(size: int) -> int:
         return batch_size // size if accumulates else 1
 
+    def images(size: int) -> int:
+        return size * parts(size) if whole else size
+
     phase = dry_run_phase(
         phase,
         _fallbacks(run.profile, phase.batch_size, batch_size, accumulates=accumulates),
         lambda size: load(parts(size)),
-        lambda size: synthetic_batch(task_of(workload), workload.input_shape, size, str(run.device)),
+        lambda size: synthetic_batch(task_of(workload), workload.input_shape, images(size), str(run.device)),
         run,
     )
     micro_batches = parts(phase.batch_size)
@@ -206,7 +225,7 @@ def train_network(
     steps = data.train.steps(phase.batch_size * micro_batches)
     run.start_phase(phase, index, len(run.predicted.phases), workload.epochs, steps)
     evaluate = (lambda: validate(trainer.evaluating(), data, run, phase)) if len(data.val) else None
-    train_phase(trainer, data.train, phase, run, evaluate)
+    train_phase(trainer, data.train, replace(phase, batch_size=images(phase.batch_size)), run, evaluate)
     trainer.optimizers.release()
     settings = MicroBatching(phase.batch_size, micro_batches, accumulate=micro_batches > 1)
     return Trained(trainer, phase, steps, settings)
@@ -300,6 +319,15 @@ class FullNetwork(MicroBatching, ABC):
         """Why nothing was proposed, and the smallest memory budget that would do."""
         return network_shortfall(profile, profile.floors[self.probe], budget)
 
+    def trainers_of(self, run: Run) -> MakeTrainer:
+        """What makes the trainers of a run."""
+        return self.make_trainer(run.profile.units)
+
+    @property
+    def takes_whole_batches(self) -> bool:
+        """Whether trainers take all images of a step at once, and divide them into micro-batches themselves."""
+        return False
+
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train."""
-        return fit_network(self, chain, data, run, self.make_trainer(run.profile.units))
+        return fit_network(self, chain, data, run, self.trainers_of(run), whole=self.takes_whole_batches)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from snugfit._core.options import Checked
 from snugfit._core.profile import ProbeLine
@@ -25,6 +25,23 @@ class AccumulationOptions(Checked):
     """
 
     accumulate: bool = field(default=True, kw_only=True)
+
+
+BatchNormMode = Literal["exact", "micro"]
+"""Images that BatchNorm normalises by: those of a whole step, or of a micro-batch."""
+
+
+@dataclass(frozen=True)
+class BatchNormOptions(AccumulationOptions):
+    """Accumulation, and how batch norms work with it.
+
+    Attributes:
+        batch_norm: images that batch norms normalise by if a batch is divided into micro-batches: those of each
+            micro-batch (micro), or all of the batch, as if it were not divided (exact). Exact takes more time, and
+            storage in the cache folder.
+    """
+
+    batch_norm: BatchNormMode = field(default="micro", kw_only=True)
 
 
 @dataclass(frozen=True)

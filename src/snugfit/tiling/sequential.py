@@ -80,10 +80,12 @@ class Segment:
                 found.append((cores, self.prefix.layers.needed(self.start, self.stop, cores)))
         return found
 
-    def spans(self, batch: int) -> list[slice]:
-        """The images of the tiles, from a batch."""
+    def spans(self, entry: Tensor) -> list[slice]:
+        """The images of the tiles, from a batch (B, C, H, W); on the meta device two tiles stand for all."""
+        batch = len(entry)
         size = self.images or max(batch, 1)
-        return [slice(first, min(first + size, batch)) for first in range(0, max(batch, 1), size)]
+        found = [slice(first, min(first + size, batch)) for first in range(0, max(batch, 1), size)]
+        return [found[0], found[-1]] if entry.is_meta and len(found) > 2 else found
 
     def __call__(self, maps: dict[int, Tensor], moments: Sequence[Tensor]) -> dict[int, Tensor]:
         """Its outputs and the entries that are handed on, (B, C, H, W), by number, from the feature maps that it reads.
@@ -130,7 +132,7 @@ class _Tiled(torch.autograd.Function):
         ctx.segment, ctx.passed, ctx.parameters = segment, passed, arguments[count + moments :]
         ctx.autocast = _autocast_now(arguments[0].device.type)
         outputs: dict[int, Tensor] = {}
-        for images, (cores, regions) in product(segment.spans(len(entries[0])), segment.tiles):
+        for images, (cores, regions) in product(segment.spans(entries[0]), segment.tiles):
             made = segment.run(regions, _parts(segment, entries, regions, images), given)
             for number, core in cores.items():
                 if number not in outputs:
@@ -147,7 +149,7 @@ class _Tiled(torch.autograd.Function):
         own = len(segment.outputs)
         sums.begin(dict(zip(ctx.passed, gradients[own:], strict=True)))
         upper = dict(zip(segment.outputs, gradients[:own], strict=True))
-        for images, (cores, regions) in product(segment.spans(len(sums.entries[0])), segment.tiles):
+        for images, (cores, regions) in product(segment.spans(sums.entries[0]), segment.tiles):
             sums.add(_Tile(images, cores, regions), upper, ctx.autocast)
         sums.end()
         moments = [None] * (len(ctx.saved_tensors) - len(segment.entries))
@@ -287,6 +289,9 @@ class TiledForward:
         images: most images of a tile, which makes micro-batches whose statistics are those of the batch; all by
             default.
 
+    Attributes:
+        images: may be changed between steps.
+
     Raises:
         ModelError: the model does not begin with layers that can be tiled, or its last tiled feature map has fewer rows
             or columns than the grid.
@@ -307,7 +312,7 @@ class TiledForward:
         self.profile = profile or every_cut(self.prefix.layers.cuts)
         self.rest = rest_of(module, self.prefix)
         self.scratch, self.images = scratch, images
-        self._segments: dict[frozenset[int], list[Segment]] = {}
+        self._segments: dict[tuple[frozenset[int], int | None], list[Segment]] = {}
 
     def __call__(self, images: Tensor) -> Tensor:
         """Compute the network's output from images (B, C, H, W).
@@ -328,12 +333,13 @@ class TiledForward:
         """The segments between groups; they also end in front of norms that now normalise by their batch."""
         operators = enumerate(self.prefix.operators)
         by_batch = frozenset(number for number, each in operators if normalises_by_batch(each.module))
-        if by_batch not in self._segments:
-            self._segments[by_batch] = [
+        key = by_batch, self.images
+        if key not in self._segments:
+            self._segments[key] = [
                 Segment(self.prefix, self.tiling, start, stop, start in by_batch, self.scratch, self.images)
                 for start, stop in pairwise(sorted({*self.profile.cuts, *by_batch}))
             ]
-        return self._segments[by_batch]
+        return self._segments[key]
 
     @torch.no_grad()
     def _statistics(self, segment: Segment, maps: dict[int, Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,10 @@
 """The strategy ``backprop``, described without torch."""
 
-from snugfit._core.strategy_config import StrategyConfig
-from snugfit.strategies.micro_batch import AccumulationOptions
+from collections.abc import Mapping
+from typing import Any
+
+from snugfit._core.strategy_config import StrategyConfig, present
+from snugfit.strategies.micro_batch import BatchNormOptions
 
 
 class Config(StrategyConfig):
@@ -9,9 +12,15 @@ class Config(StrategyConfig):
 
     name = "backprop"
     implementation = "snugfit.strategies.backprop.strategy:Backprop"
-    options = AccumulationOptions
+    options = BatchNormOptions
     order = 10
     exact = True
     expected_loss = 0
     activations = ("int8", "int4")
     rounds_weights = True
+    normalises_batches = True
+
+    def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Whose statistics batch norms use, if not those of a micro-batch."""
+        whole = bool(settings.get("whole_batch")) and int(settings.get("micro_batches", 1)) > 1
+        return present({"norms by the whole batch": whole})

@@ -2,26 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
-from snugfit._core.profile import UnitStats
-from snugfit.strategies.full_network import PLAIN_PROBE, FullNetwork, MakeTrainer, by_own_loss
+from snugfit._chain import Chain
+from snugfit._core.budget import Budget
+from snugfit._core.hardware import Hardware
+from snugfit._core.plan import Cost, Shortfall
+from snugfit._core.profile import ProbeLine, Profile, UnitStats
+from snugfit._core.workload import Workload
+from snugfit._training.run import Run
+from snugfit.memory.scratch import MappedScratch
+from snugfit.profiling import Probe
+from snugfit.strategies.backprop.whole_batch import (
+    WHOLE_BATCH_PROBE,
+    has_batch_norms,
+    reasons_against,
+    scratch_bytes_of,
+    scratch_on,
+    whole_batch_probe,
+    whole_batch_trainers,
+)
+from snugfit.strategies.full_network import (
+    PLAIN_PROBE,
+    FullNetwork,
+    MakeTrainer,
+    batch_settings,
+    by_own_loss,
+    network_shortfall,
+)
+from snugfit.strategies.micro_batch import BatchNormOptions, line_name
 
 
 @dataclass(frozen=True)
-class Backprop(FullNetwork):
+class Backprop(BatchNormOptions, FullNetwork):
     """Backpropagation through the whole network.
 
     If the effective batch fits, every gradient is applied and freed in the backward pass. Otherwise micro-batches are
     accumulated to it. Accumulation holds all gradients; if they do not fit either, the effective batch is lowered, and
     the plan says so.
+
+    With ``whole_batch`` batch norms normalise by all images of a step, and so do its gradients: a step takes the whole
+    batch, in tiles of ``micro_batch`` images, whose feature maps take up to ``scratch_bytes`` per image on disk.
     """
 
     name: ClassVar[str] = "backprop"
     probe: ClassVar[str] = PLAIN_PROBE
 
+    whole_batch: bool = False
+    scratch_bytes: int = 0
+
+    @property
+    def in_tiles(self) -> bool:
+        """Whether a step divides its batch into tiles of a micro-batch."""
+        return self.whole_batch and self.micro_batches > 1
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether gradients are held over micro-batches; not in tiles, whose step has one backward pass."""
+        return self.micro_batches > 1 and not self.whole_batch
+
+    def line(self, probe: str) -> str:
+        """Key of a probe's line."""
+        return WHOLE_BATCH_PROBE if self.in_tiles else super().line(probe)
+
+    def seconds(self, line: ProbeLine) -> float:
+        """Seconds of a micro-batch."""
+        return line.seconds_at(self.micro_batch) / self.micro_batches if self.in_tiles else super().seconds(line)
+
     def make_trainer(self, units: Sequence[UnitStats]) -> MakeTrainer:
         """Trainers with the network's own loss and the chain's own forward pass."""
         return by_own_loss(lambda chain: chain.forward)
+
+    def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
+        """Reasons why batch norms cannot work as asked."""
+        return reasons_against(workload, chain) if self._normalises_whole_batches(chain) else []
+
+    def prepared(self, workload: Workload, chain: Chain) -> Backprop:
+        """With ``whole_batch`` and its storage, if batch norms are to normalise by all images of a step."""
+        if not self._normalises_whole_batches(chain):
+            return self
+        return replace(self, whole_batch=True, scratch_bytes=scratch_bytes_of(chain))
+
+    def _normalises_whole_batches(self, chain: Chain) -> bool:
+        return self.batch_norm == "exact" and self.accumulate and has_batch_norms(chain)
+
+    def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
+        """The whole network's step, with gradients applied at once, and with gradients held or in tiles."""
+        if not self.whole_batch:
+            return super().probes(workload, chain, hardware)
+        plain = replace(self, accumulate=False, whole_batch=False)
+        return [*plain.probes(workload, chain, hardware), whole_batch_probe(workload, chain, hardware)]
+
+    def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Backprop]:
+        """The whole batch, else micro-batches of it, else the largest batch that fits without them."""
+        names = {PLAIN_PROBE: PLAIN_PROBE, line_name(PLAIN_PROBE, hold=True): line_name(PLAIN_PROBE, hold=True)}
+        if self.whole_batch:
+            names[line_name(PLAIN_PROBE, hold=True)] = WHOLE_BATCH_PROBE
+        lines = {name: profile.lines[source] for name, source in names.items() if source in profile.lines}
+        own = replace(profile, lines=lines)
+        micro = batch_settings(workload, own, budget, PLAIN_PROBE, accumulate=self.accumulate)
+        if micro is not None:
+            yield replace(self, **asdict(micro))
+
+    def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
+        """Cost from the measured lines, and the storage of tiles."""
+        cost = super().estimate(workload, profile, hardware)
+        if not self.in_tiles or hardware.device != "cpu":
+            return cost
+        size = self.scratch_bytes * self.effective_batch
+        phases = tuple(replace(phase, storage_bytes=size) for phase in cost.phases)
+        return replace(cost, storage_bytes=size, phases=phases)
+
+    def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
+        """Why nothing was proposed, and the smallest memory budget that would do."""
+        floors = [profile.floors[name] for name in (PLAIN_PROBE, WHOLE_BATCH_PROBE) if name in profile.floors]
+        return network_shortfall(profile, min(floors), budget)
+
+    def trainers_of(self, run: Run) -> MakeTrainer:
+        """What makes the trainers of a run, whose scratch files lie in its cache folder."""
+        make = super().trainers_of(run)
+        if not self.whole_batch:
+            return make
+        limit, grown = run.budget.storage_bytes, run.count_storage
+        files = MappedScratch(run.cache_dir, limit, grown, alternative="--batch-norm micro")
+        return whole_batch_trainers(make, self.effective_batch, scratch_on(str(run.device), files))
+
+    @property
+    def takes_whole_batches(self) -> bool:
+        """Whether a step takes the whole batch."""
+        return self.whole_batch

@@ -15,16 +15,16 @@ from snugfit._chain import Chain
 from snugfit._core.record import Record
 from snugfit._core.serial import to_data
 from snugfit._core.workload import Workload
-from snugfit._training.network import Forward, NetworkTrainer
+from snugfit._training.network import NetworkTrainer
 from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.run import Run
 from snugfit._training.strategy import TrainingData
 from snugfit._training.task import StepResult
 from snugfit._upstream import to_channels_last
 from snugfit.errors import UsageError
-from snugfit.memory.scratch import MappedScratch
 from snugfit.strategies.full_network import fit_network
 from snugfit.strategies.micro_batch import MicroBatching
+from snugfit.strategies.tiled_training import TiledTrainer
 from snugfit.tiling.coordinator import (
     Command,
     DistributedForward,
@@ -34,50 +34,11 @@ from snugfit.tiling.coordinator import (
     serve,
     worker_step,
 )
-from snugfit.tiling.grouping import named_profile
-from snugfit.tiling.operators import TileablePrefix
 from snugfit.tiling.plan import TilePlan, Tiles
-from snugfit.tiling.sequential import TiledForward
-from snugfit.tiling.tileable_prefix import find_tileable_prefix
 from snugfit.tiling.transport import CommandChannel, ProcessTransport, Transport
 
 
-class _TiledTrainer(NetworkTrainer):
-    """Train a network whose leading layers, the prefix, are tiled."""
-
-    prefix: TileablePrefix
-
-    def evaluating(self) -> Forward:
-        """The tiled forward pass, from images (B, C, H, W) to outputs (B, ...)."""
-        self.module.eval()
-        return self.forward
-
-    def tiled_norms(self) -> dict[nn.Module, int]:
-        """The norms of the tiled layers."""
-        return self.prefix.norms()
-
-
-class OneDeviceTrainer(_TiledTrainer):
-    """Train a network, traced as one module, tile by tile; ``scratch`` stores whole feature maps if the plan does."""
-
-    def __init__(
-        self,
-        chain: Chain,
-        module: nn.Module,
-        workload: Workload,
-        micro_batches: int,
-        plan: TilePlan,
-        scratch: MappedScratch,
-    ) -> None:
-        super().__init__(module, module, workload, micro_batches)
-        assert isinstance(module, fx.GraphModule)
-        cuts = find_tileable_prefix(module.train(), chain.input_shape).layers.cuts
-        profile, storage = named_profile(plan.forward, cuts), scratch if plan.scratch else None
-        self.forward: TiledForward = TiledForward(module, chain.input_shape, plan.grid, profile, storage)
-        self.prefix = self.forward.prefix
-
-
-class GatewayTrainer(_TiledTrainer):
+class GatewayTrainer(TiledTrainer):
     """Train a network, traced as one module, over several processes; the others update their weights or receive them.
 
     If the rest is replicated, the others train it like this process, with the same batches, weights and random draws.

@@ -42,7 +42,8 @@ from snugfit.strategies.tiled.candidates import (
     typical_cluster,
 )
 from snugfit.strategies.tiled.network_overhead import NetworkOverhead
-from snugfit.strategies.tiled.runner import GatewayTrainer, OneDeviceTrainer, fit_over_processes
+from snugfit.strategies.tiled.runner import GatewayTrainer, fit_over_processes
+from snugfit.strategies.tiled_training import OneDeviceTrainer
 from snugfit.tiling.plan import TilePlan
 from snugfit.tiling.transport import DryRunTransport, NullChannel, world_size
 
@@ -77,7 +78,7 @@ class Tiled(TiledSettings):
         if self.processes > 1:
             transport = DryRunTransport(0, self.processes)
             return partial(GatewayTrainer, plan=plan, transport=transport, channel=NullChannel())
-        return partial(OneDeviceTrainer, plan=plan, scratch=MappedScratch(Path(tempfile.gettempdir())))
+        return _on_one_device(plan, MappedScratch(Path(tempfile.gettempdir())))
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """A step by each plan; a slower one is measured only if none before it fits."""
@@ -127,8 +128,7 @@ class Tiled(TiledSettings):
         plan = chosen_plan(self)
         if self.processes > 1:
             return fit_over_processes(self, chain, data, run, plan)
-        make = partial(OneDeviceTrainer, plan=plan, scratch=_scratch_of(run))
-        return fit_network(self, chain, data, run, make)
+        return fit_network(self, chain, data, run, _on_one_device(plan, _scratch_of(run)))
 
     def _for_present_processes(self, chain: Chain, run: Run) -> Tiled:
         """The same settings for the present number of processes, since a resumed run may have lost some."""
@@ -139,6 +139,11 @@ class Tiled(TiledSettings):
         tiles = f"{self.tiles} tiles become {changed.tiles}"
         run.emit(Notice(f"{self.processes} processes are {changed.processes} now: {tiles}"))
         return changed
+
+
+def _on_one_device(plan: TilePlan, scratch: MappedScratch) -> MakeTrainer:
+    """Factory of trainers of a plan, which store whole feature maps in ``scratch`` if the plan does."""
+    return partial(OneDeviceTrainer, grid=plan.grid, groups=plan.forward, scratch=scratch if plan.scratch else None)
 
 
 def _scratch_of(run: Run) -> MappedScratch:
