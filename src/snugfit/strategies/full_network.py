@@ -114,15 +114,24 @@ def network_probe(
 
 
 def batch_settings(
-    workload: Workload, profile: Profile, budget: Budget, probe: str, *, accumulate: bool
+    workload: Workload, profile: Profile, budget: Budget, probe: str, *, accumulate: bool, recomputes: bool = False
 ) -> MicroBatching | None:
-    """The batch size within a budget; see :func:`snugfit.strategies.micro_batch.choose_batch`."""
+    """The batch size within a budget; see :func:`snugfit.strategies.micro_batch.choose_batch`.
+
+    The first step of a dry run begins without optimizer state, which leaves room for what the dry run reserves. Plain
+    backpropagation has its peak where the backward pass begins, before most of the state exists. If feature maps are
+    compressed or computed again, the peak comes with the largest ones, where the backward pass ends; gradients that
+    are applied at once have made most of the state by then.
+    """
     weights = 4 * sum(unit.trained for unit in profile.units)
     lines = [profile.lines[name] for name in (probe, line_name(probe, hold=True)) if name in profile.lines]
     passing = 2 * PASS_SHARE * max((line.shape_bytes for line in lines), default=0.0) * (workload.epochs > 1)
-    reserved = reserved_bytes(weights * workload.optimizer.state_per_parameter, passing)
-    headroom = step_headroom(budget, profile.base_bytes, reserved)
-    return choose_batch(profile.lines, probe, headroom, workload.effective_batch, accumulate=accumulate)
+    state = weights * workload.optimizer.state_per_parameter
+    held, whole = (
+        step_headroom(budget, profile.base_bytes, reserved_bytes(absent, passing))
+        for absent in (state, 0.0 if recomputes or workload.compresses else state)
+    )
+    return choose_batch(profile.lines, probe, held, workload.effective_batch, accumulate=accumulate, whole=whole)
 
 
 def network_cost(profile: Profile, probe: str, workload: Workload, micro: MicroBatching) -> Cost:

@@ -64,7 +64,7 @@ def available_headroom(available_bytes: float, reserved_bytes: float = RESERVED_
 
 
 def reserved_bytes(state_bytes: float, passing_bytes: float) -> float:
-    """Bytes that a budget must have beyond the predicted peak of a network with ``state_bytes`` of optimizer state.
+    """Bytes that a budget must have beyond a predicted peak, at which a first step has no ``state_bytes`` yet.
 
     ``passing_bytes`` bounds :func:`passing_kernel_bytes`, which a predicted peak includes.
     """

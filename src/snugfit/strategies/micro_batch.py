@@ -111,23 +111,29 @@ def divisors(batch: int) -> tuple[int, ...]:
 
 
 def choose_batch(
-    lines: Mapping[str, ProbeLine], probe: str, headroom: float, batch: int, *, accumulate: bool
+    lines: Mapping[str, ProbeLine],
+    probe: str,
+    headroom: float,
+    batch: int,
+    *,
+    accumulate: bool,
+    whole: float | None = None,
 ) -> MicroBatching | None:
     """The whole batch if it fits, else accumulation to it, else the largest batch that fits without accumulation.
 
-    ``headroom`` is infinite without a budget.
+    ``headroom`` is infinite without a budget; ``whole`` is that of a step without accumulation, if it is another.
 
     Returns:
         The settings; None if not even one image fits.
     """
-    whole = _largest(lines.get(probe), headroom, batch)
+    largest = _largest(lines.get(probe), headroom if whole is None else whole, batch)
     held = lines.get(line_name(probe, hold=True))
-    if accumulate and held is not None and whole < batch:
+    if accumulate and held is not None and largest < batch:
         most = _largest(held, headroom, batch)
         sizes = [size for size in divisors(batch)[:-1] if held.smallest_batch <= size <= most]
         if sizes:
             return MicroBatching(sizes[-1], batch // sizes[-1])
-    return MicroBatching(whole, accumulate=accumulate) if whole else None
+    return MicroBatching(largest, accumulate=accumulate) if largest else None
 
 
 def _largest(line: ProbeLine | None, headroom: float, limit: int) -> int:

@@ -4,12 +4,17 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from strategy_samples import HARDWARE, MB, facts, line, profile, workload
+from torch import nn
 
+from snugfit._chain import Chain
 from snugfit._core.budget import Budget
 from snugfit._core.plan import Shortfall
+from snugfit._training.network import NetworkTrainer
+from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.strategies.backprop.strategy import Backprop
 from snugfit.strategies.full_network import batch_settings, network_cost, network_shortfall
 from snugfit.strategies.memory_estimates import (
@@ -25,6 +30,8 @@ from snugfit.strategies.memory_estimates import (
     with_safety,
 )
 from snugfit.strategies.micro_batch import MicroBatching, divisors, line_name
+from snugfit.strategies.recomputation.forward import recomputing_forward
+from snugfit.strategies.recomputation.schedule import Schedule
 
 
 def settings(budget, plain=(10 * MB, MB), holding=(20 * MB, MB), accumulate=True, smallest=1, base=0, **changes):
@@ -205,3 +212,53 @@ def test_a_budget_is_used_up_to_a_megabyte_with_much_optimizer_state():
     assert batch_settings(work, made, budget, "network", accumulate=False).micro_batch == 40
     few = replace(made, units=(replace(units[0], trained=0),))
     assert batch_settings(work, few, budget, "network", accumulate=False).micro_batch == 36
+
+
+@pytest.mark.parametrize(("activations", "recomputes"), [("int8", False), ("int4", False), ("exact", True)])
+def test_a_peak_at_the_end_of_the_backward_pass_has_optimizer_state_already(activations, recomputes):
+    """40 MB of momentum; accumulated gradients are applied behind the peak of their step."""
+    lines = {"network": line(10 * MB, MB), "network:accumulate": line(10 * MB, MB)}
+    made = replace(profile(lines), units=(replace(facts(weights=40 * MB), trained=10 * MB),))
+    work = workload(epochs=1, batch_size=40, activations=activations)
+    least = int(50 * MB * (1 + SAFETY)) + SAFETY_BYTES + LEAST_RESERVED_BYTES + 10
+
+    def found(budget, accumulate):
+        return batch_settings(work, made, Budget(budget), "network", accumulate=accumulate, recomputes=recomputes)
+
+    assert found(least, False).micro_batch == 36
+    assert found(least + RESERVED_BYTES - LEAST_RESERVED_BYTES, False).micro_batch == 40
+    held = found(least - MB, True)
+    assert (held.micro_batch, held.micro_batches) == (20, 2)
+
+
+def first_and_later_peaks(activations, text):
+    """Peak tensor bytes of a first step and of the next one, and bytes of optimizer state, of a deep network."""
+    layers, width = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()], 8
+    for stride in (1, 2, 1, 2, 1, 2, 1):
+        layers += [nn.Conv2d(width, width * stride, 3, stride, 1), nn.BatchNorm2d(width * stride), nn.ReLU()]
+        width *= stride
+    chain = Chain.from_module(nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 16, 10)).to("meta"), (3, 32, 32))
+    forward = recomputing_forward([unit.module for unit in chain.all_units], Schedule.parse(text))
+    module = chain.to_module()
+    trainer = NetworkTrainer(module, forward, workload(activations=activations))
+
+    def step():
+        trainer.step(torch.empty(16, 3, 32, 32, device="meta"), torch.empty(16, dtype=torch.long, device="meta"))
+
+    first = tensor_peak_bytes(step, [module])
+    state = [tensor for tensor in trainer.optimizers.state().values() if isinstance(tensor, torch.Tensor)]
+    return first, tensor_peak_bytes(step, [module, *state]), sum(tensor.nbytes for tensor in state)
+
+
+@pytest.mark.parametrize(
+    ("activations", "schedule", "least", "most"),
+    [
+        ("exact", "0-8", 0.8, 1.0),
+        ("int8", "0-8", 0.0, 0.5),
+        ("int4", "0-8", 0.0, 0.5),
+        ("exact", "(0) (1) (2-3) 4-8", 0.0, 0.1),
+    ],
+)
+def test_a_first_step_lacks_its_state_at_the_peak_of_plain_backpropagation_alone(activations, schedule, least, most):
+    first, later, state = first_and_later_peaks(activations, schedule)
+    assert least * state <= later - first <= most * state

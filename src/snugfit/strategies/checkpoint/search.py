@@ -9,7 +9,7 @@ from snugfit._core.budget import Budget
 from snugfit._core.profile import ProbeLine, Profile
 from snugfit._core.workload import Workload
 from snugfit.strategies.checkpoint.candidates import Candidate
-from snugfit.strategies.full_network import batch_settings, network_cost
+from snugfit.strategies.full_network import PLAIN_PROBE, batch_settings, network_cost
 from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, available_headroom
 from snugfit.strategies.micro_batch import MicroBatching, divisors, hold_modes, line_name
 
@@ -33,7 +33,8 @@ def fastest_schedule(
     """
     found: dict[tuple[int, float], tuple[str, MicroBatching]] = {}
     for probe in probes:
-        micro = batch_settings(workload, profile, budget, probe, accumulate=accumulate)
+        again = probe != PLAIN_PROBE
+        micro = batch_settings(workload, profile, budget, probe, accumulate=accumulate, recomputes=again)
         if micro is not None:
             seconds = network_cost(profile, probe, workload, micro).seconds_per_epoch
             found.setdefault((-micro.effective_batch, seconds), (probe, micro))
