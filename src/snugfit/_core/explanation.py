@@ -131,7 +131,9 @@ def _few_norm_images(plan: Plan) -> Iterator[str]:
     for each in plan.candidates:
         if each.feasible and each.normalises_few:
             together = f"{each.norm_images} image{'' if each.norm_images == 1 else 's'}"
-            yield f"With {each.strategy}, batch norms normalise {together} at a time, which costs accuracy."
+            divided = each.settings.get("batch_norm") == "micro" and int(each.settings.get("micro_batches", 1)) > 1
+            remedy = "; with --batch-norm exact they would normalise all images of a step" if divided else ""
+            yield f"With {each.strategy}, batch norms normalise {together} at a time, which costs accuracy{remedy}."
 
 
 def _weights(plan: Plan) -> Iterator[str]:

@@ -273,7 +273,9 @@ def candidates_of(
 
 def norm_images(candidate: Candidate, workload: Workload, profile: Profile) -> int | None:
     """Images that batch norms normalise together, where a candidate's ``norm_images`` names them."""
-    images = min(candidate.batches, default=0)
+    images, settings = min(candidate.batches, default=0), candidate.settings
+    if settings.get("whole_batch"):  # all images of a step, whatever its micro-batches
+        images = int(settings["micro_batch"]) * int(settings["micro_batches"])
     fewer = candidate.exact and 0 < images < workload.effective_batch
     return images if fewer and any(unit.tracks for unit in profile.units) else None
 

@@ -54,7 +54,7 @@ class MapSize:
     height: int
     width: int
 
-    @property
+    @cached_property
     def whole(self) -> Region:
         """The region of the whole feature map."""
         return Region(Interval.whole(self.height), Interval.whole(self.width))
@@ -165,10 +165,13 @@ class Layers:
 
     def alive(self, number: int) -> tuple[int, ...]:
         """The feature maps up to this one that later layers read; at a cut there is exactly one."""
-        if number == len(self.layers):
-            return (number,)
-        read = {each for layer in self.layers[number:] for each in layer.reads}
-        return tuple(sorted(each for each in read if each <= number))
+        return self._alive[number]
+
+    @cached_property
+    def _alive(self) -> tuple[tuple[int, ...], ...]:
+        reads = [{read for layer in self.layers[number:] for read in layer.reads} for number in range(len(self.layers))]
+        found = [tuple(sorted(each for each in read if each <= number)) for number, read in enumerate(reads)]
+        return (*found, (len(self.layers),))
 
     def entries(self, start: int, stop: int) -> list[int]:
         """The earlier feature maps that layers ``start``, ..., ``stop - 1`` read."""

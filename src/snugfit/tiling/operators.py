@@ -12,6 +12,7 @@ from typing import cast
 from torch import Tensor, fx, nn
 
 from snugfit.tiling.adjoint import AddAdjoint, Adjoint, BatchNormAdjoint, ConvAdjoint, RegionTensor
+from snugfit.tiling.geometry import SAME
 from snugfit.tiling.layers import Layer, Layers, Region
 from snugfit.tiling.statistics import Normalised
 
@@ -131,11 +132,15 @@ class TileablePrefix:
             return inputs[0].values.new_empty(shape)
         if reusable and each.overwrite is not None and inputs[0].region == made:
             return each.overwrite(inputs[0].values)
-        needs, sizes = each.layer.needs(made), [self.layers.maps[read] for read in each.layer.reads]
+        sizes = [self.layers.maps[read] for read in each.layer.reads]
         whole = made == self.layers.maps[number + 1].whole and inputs[0].region == sizes[0].whole
         if whole and isinstance(each.module, _PADDING):  # the layer pads without a copy
             return cast(Tensor, each.module.forward(inputs[0].values))
-        framed = [held.padded(needs, size, each.fill) for held, size in zip(inputs, sizes, strict=True)]
+        if each.layer.rows is SAME and each.layer.columns is SAME and all(held.region == made for held in inputs):
+            framed = [held.values for held in inputs]
+        else:
+            needs = each.layer.needs(made)
+            framed = [held.padded(needs, size, each.fill) for held, size in zip(inputs, sizes, strict=True)]
         return each.call(*framed) if moments is None else normalised(each.module, framed[0], *moments)
 
 

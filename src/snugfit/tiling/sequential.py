@@ -266,11 +266,15 @@ def _parts(segment: Segment, entries: Sequence[Tensor], regions: dict[int, Regio
 def _part(tensor: Tensor, region: Region, images: slice) -> Tensor:
     """A part (b, C, h, w) of a feature map (B, C, H, W)."""
     rows, columns = region.rows, region.columns
+    if (len(rows), len(columns)) == tensor.shape[2:]:
+        return tensor[images]
     return tensor[images, :, rows.start : rows.stop, columns.start : columns.stop]
 
 
 def _within(tensor: Tensor, held: Region, core: Region) -> Tensor:
     """The core (B, C, h, w) of a tile from a tensor that also holds the halo that another output needs."""
+    if core == held:
+        return tensor
     return tensor[..., core.rows.within(held.rows), core.columns.within(held.columns)]
 
 

@@ -43,6 +43,13 @@ def test_batch_norms_of_few_images_are_named(images, named):
     assert sentences[0].startswith("sidenet is chosen" if named else "checkpoint is chosen")
 
 
+@pytest.mark.parametrize(("settings", "named"), [({"batch_norm": "micro", "micro_batches": 8}, True), ({}, False)])
+def test_a_remedy_for_norms_of_few_images_is_named_where_there_is_one(settings, named):
+    sentences = said(replace(AGAIN, norm_images=2, settings=settings), SIDE, aim="accuracy")
+    (found,) = [each for each in sentences if "batch norms normalise" in each]
+    assert ("with --batch-norm exact they would normalise all images of a step" in found) is named
+
+
 @pytest.mark.parametrize(
     ("settings", "found"), [({"state": "int8"}, True), ({}, False), ({"state": "int8", "momentum": 0.0}, False)]
 )

@@ -280,3 +280,12 @@ def test_images_that_batch_norms_normalise_together_are_known_where_they_matter(
         "a", True, {}, Cost(1, 1.0, 1.0, phases=(Phase("network", 1, 1.0, batch, ("unit",)),)), exact=exact
     )
     assert norm_images(candidate, replace(WORKLOAD, batch_size=5), profile) == found
+
+
+@pytest.mark.parametrize(("whole", "found"), [(True, None), (False, 2)])
+def test_norms_of_whole_batches_see_all_images_of_a_step(whole, found):
+    profile = Profile((UnitStats("unit", 1, 4, 1, (1,), 4, 4, tracks=True),))
+    settings = {"micro_batch": 2, "micro_batches": 4, "whole_batch": whole}
+    cost = Cost(1, 1.0, 1.0, phases=(Phase("network", 1, 1.0, 2, ("unit",)),))
+    candidate = Candidate("a", True, settings, cost, exact=True)
+    assert norm_images(candidate, replace(WORKLOAD, batch_size=8), profile) == found
