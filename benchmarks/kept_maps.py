@@ -1,10 +1,9 @@
 """What a convolution keeps for its weight gradient as a low-rank projection, against 8 and 4 bits per value.
 
 Activation subspace iteration (Nguyen et al., "Beyond Low-rank Decomposition", ICML 2025), over channels alone: a basis
-P (C, r) is improved by one subspace iteration in every step, from that of the step before, and P and P^T X are kept of
-an input X. In as many bytes as 8 or 4 bits per value take, r is a quarter or an eighth of the channels in float32. The
-input's gradient stays exact. The weight's gradient is that of P P^T X, which is biased. All else that the backward
-pass needs (inputs of BatchNorm) has 8 or 4 bits in both.
+P (C, r) takes one subspace iteration in every step, from that of the step before, and P and P^T X are kept of an input
+X. In the bytes of 8 or 4 bits per value, r is a quarter or an eighth of the channels in float32. The input's gradient
+is exact. The weight's is that of P P^T X, which is biased. Inputs of BatchNorm have 8 or 4 bits in both.
 """
 
 from __future__ import annotations
@@ -38,13 +37,7 @@ app = program("kept_maps")
 
 @app.default
 def main(
-    *,
-    image_size: int = 16,
-    images: int = 2000,
-    epochs: int = 4,
-    lr: float = 0.05,
-    seeds: int = 3,
-    options: Options = DEFAULTS,
+    *, image_size: int = 16, images: int = 2000, epochs: int = 4, seeds: int = 3, options: Options = DEFAULTS
 ) -> None:
     """Train ResNet-20 with what convolutions keep in full, in 8 or 4 bits, or projected to fewer channels.
 
@@ -54,13 +47,12 @@ def main(
         image_size: side of an image in pixels.
         images: training images, and at most as many for validation and test.
         epochs: epochs.
-        lr: peak learning rate of SGD with momentum 0.9, half a cosine.
-        seeds: number of seeds; arms alternate within each.
+        seeds: number of seeds.
         options: what every benchmark takes.
     """
     torch.set_num_threads(options.threads or torch.get_num_threads())
     results = ResultFile("kept_maps", options)
-    shared = options.settings(model="resnet20", image_size=image_size, max_train=images, epochs=epochs, lr=lr)
+    shared = options.settings(model="resnet20", image_size=image_size, max_train=images, epochs=epochs, lr=0.05)
     for settings in ({**shared, "seed": seed, "arm": arm} for seed in range(seeds) for arm in ARMS):
         label = " ".join(f"{key}={value}" for key, value in settings.items())
         results.once(label, partial(run_arm, settings, options.data_dir), settings=settings)
@@ -70,8 +62,8 @@ def main(
 class ProjectedConvolution(torch.autograd.Function):
     """Input (B, C, H, W) to (B, K, H', W'), of which P^T X (B, r, H, W) is kept for the gradient of the weight.
 
-    With E = X - P P^T X, the weight's gradient differs from the exact one by that of E. By Cauchy's inequality each of
-    its values for a tap of the kernel is off by at most the norm of E times the norm of the output's gradient.
+    With E = X - P P^T X, the error of a weight's gradient is E's. At each tap of the kernel, its norm is at most the
+    norm of E times the norm of the output's gradient (Cauchy).
     """
 
     @staticmethod
@@ -88,9 +80,7 @@ class ProjectedConvolution(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Gradients of input and weight from that of the output (B, K, H', W')."""
         kept, basis, weight = ctx.saved_tensors
-        to_inputs = None
-        if ctx.needs_input_grad[0]:
-            to_inputs = torch.nn.grad.conv2d_input(ctx.size, weight, gradient, *ctx.geometry)
+        to_inputs = torch.nn.grad.conv2d_input(ctx.size, weight, gradient, *ctx.geometry)
         size = (len(weight), basis.shape[1], *weight.shape[2:])
         to_weight = torch.nn.grad.conv2d_weight(kept, size, gradient, *ctx.geometry)
         return to_inputs, torch.einsum("krij,cr->kcij", to_weight, basis), None, None
@@ -102,18 +92,14 @@ class ProjectedConv2d(LeanConv2d):
     basis: Tensor
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not self.training or not torch.is_grad_enabled():
-            return super()._conv_forward(input, weight, bias)
         geometry = (self.stride, self.padding, self.dilation)
-        found: Tensor = ProjectedConvolution.apply(input, weight, self.basis, geometry)
-        return found
+        return ProjectedConvolution.apply(input, weight, self.basis, geometry)  # type: ignore[no-any-return]
 
 
 def project(module: nn.Module, factor: int) -> None:
     """Let every convolution without bias and groups keep ``factor`` times fewer channels, if it is not 0."""
     for layer in [each for each in module.modules() if factor and isinstance(each, LeanConv2d)]:
-        rank = layer.in_channels // factor
-        if rank and layer.groups == 1 and layer.bias is None:
+        if (rank := layer.in_channels // factor) and layer.groups == 1 and layer.bias is None:
             layer.__class__ = ProjectedConv2d
             layer.basis = torch.linalg.qr(torch.randn(layer.in_channels, rank)).Q
 
@@ -124,15 +110,13 @@ def run_arm(settings: Settings, data_dir: str | None) -> Cell:
     options = {"image_size": settings["image_size"], "max_train": count, "max_val": count, "seed": seed}
     splits = datasets.load(settings["data"], data_dir=data_dir, **options)
     assert splits.test is not None
-    shape, classes, kept = splits.image_shape, len(splits.class_names), settings["arm"].partition(",")[0]
+    shape, kept = splits.image_shape, settings["arm"].partition(",")[0]
     transform = datasets.Transform(splits.mean, splits.std, shape[-1], splits.flip)
     train = datasets.Batches(splits.train, transform, seed=seed, augment=True)
     sgd = OptimizerSettings("sgd", lr=settings["lr"], schedule="cosine")
-    workload = Workload(
-        settings["model"], settings["data"], shape, classes, count, 1, 1, optimizer=sgd, activations=kept
-    )
+    workload = Workload("resnet20", settings["data"], shape, 10, count, 1, 1, optimizer=sgd, activations=kept)
     torch.manual_seed(seed)
-    module = models.build(workload.model, classes, shape[-1], shape[0])
+    module = models.build(workload.model, workload.classes, shape[-1], shape[0])
     to_channels_last(module)
     trainer = NetworkTrainer(module, module, workload)
     project(module, ARMS[settings["arm"]])
@@ -140,11 +124,8 @@ def run_arm(settings: Settings, data_dir: str | None) -> Cell:
     for epoch in range(epochs):
         for images, labels in train.epoch(epoch, batch):
             trainer.set_lr_factor(lr_factor(sgd, step, count // batch, epochs))
-            if step == 1:
-                peak = tensor_peak_bytes(partial(trainer.step, images, labels), [module])
-            else:
-                trainer.step(images, labels)
-            step += 1
+            run = partial(trainer.step, images, labels)
+            peak, step = tensor_peak_bytes(run, [module]) if step == 1 else (run(), peak)[1], step + 1
     seconds, forward, right = (time.process_time() - started) / epochs, trainer.evaluating(), 0
     with torch.no_grad():
         for images, labels in datasets.Batches(splits.test, transform, seed=seed).in_order(250):
@@ -154,17 +135,13 @@ def run_arm(settings: Settings, data_dir: str | None) -> Cell:
 
 def render(cells: list[Cell]) -> str:
     """A row per arm: means over its seeds."""
-    rows, shown = (
-        [],
-        "**{model}** on {data} at {image_size} pixels, {max_train} images, {epochs} epochs, batches of {batch_size}",
-    )
+    rows = []
     for arm in ARMS:
         own = [cell for cell in cells if cell["settings"]["arm"] == arm]
         each = " ".join(percent(cell["test"]) for cell in own)
-        test, peak, seconds = (
-            fmean(cell[key] for cell in own) for key in ("test", "peak_bytes", "cpu_seconds_per_epoch")
-        )
-        rows.append([arm, percent(test), each, mb(peak), number(seconds, 1)])
+        means = [fmean(cell[key] for cell in own) for key in ("test", "peak_bytes", "cpu_seconds_per_epoch")]
+        rows.append([arm, percent(means[0]), each, mb(means[1]), number(means[2], 1)])
+    shown = "**{model}** on {data} at {image_size} pixels, {max_train} images, {epochs} epochs, batches of {batch_size}"
     header = ("kept", "test accuracy", "of each seed", "peak tensors (MB)", "CPU s/epoch")
     return f"{shown.format(**cells[0]['settings'])}\n\n{markdown(header, rows)}"
 
