@@ -114,14 +114,22 @@ def network_probe(
 
 
 def batch_settings(
-    workload: Workload, profile: Profile, budget: Budget, probe: str, *, accumulate: bool, recomputes: bool = False
+    workload: Workload,
+    profile: Profile,
+    budget: Budget,
+    probe: str,
+    *,
+    accumulate: bool,
+    recomputes: bool = False,
+    holds: bool = True,
 ) -> MicroBatching | None:
     """The batch size within a budget; see :func:`snugfit.strategies.micro_batch.choose_batch`.
 
     The first step of a dry run begins without optimizer state, which leaves room for what the dry run reserves. Plain
     backpropagation has its peak where the backward pass begins, before most of the state exists. If feature maps are
     compressed or computed again, the peak comes with the largest ones, where the backward pass ends; gradients that
-    are applied at once have made most of the state by then.
+    are applied at once have made most of the state by then. ``holds`` is whether micro-batches hold gradients; those
+    of a whole batch in tiles are applied at once, and computed again.
     """
     weights = 4 * sum(unit.trained for unit in profile.units)
     lines = [profile.lines[name] for name in (probe, line_name(probe, hold=True)) if name in profile.lines]
@@ -129,7 +137,7 @@ def batch_settings(
     state = weights * workload.optimizer.state_per_parameter
     held, whole = (
         step_headroom(budget, profile.base_bytes, reserved_bytes(absent, passing))
-        for absent in (state, 0.0 if recomputes or workload.compresses else state)
+        for absent in (state if holds else 0.0, 0.0 if recomputes or workload.compresses else state)
     )
     return choose_batch(profile.lines, probe, held, workload.effective_batch, accumulate=accumulate, whole=whole)
 

@@ -262,3 +262,18 @@ def first_and_later_peaks(activations, text):
 def test_a_first_step_lacks_its_state_at_the_peak_of_plain_backpropagation_alone(activations, schedule, least, most):
     first, later, state = first_and_later_peaks(activations, schedule)
     assert least * state <= later - first <= most * state
+
+
+def test_tiles_of_a_whole_batch_fit_without_counting_on_absent_optimizer_state():
+    """Their gradients are applied at once, and what they compute again moves the peak to the end of the step."""
+    lines = {"network": line(40 * MB, 40 * MB), "network:exact": line(10 * MB, MB), "network:accumulate": line(1, 1)}
+    found = replace(profile(lines), units=(replace(facts(), trained=10 * MB),))
+    whole = Backprop(batch_norm="exact", whole_batch=True, scratch_bytes=3)
+    for room, size in ((26 * MB, 16), (26 * MB - 1000, 8)):
+        (made,) = whole.propose(workload(), found, HARDWARE, Budget(budget_for(room)))
+        assert (made.micro_batch, made.micro_batches) == (size, 64 // size)
+    assert not made.holds_gradients and made.line("network") == "network:exact"
+    cost = made.estimate(workload(), found, HARDWARE)
+    assert cost.storage_bytes == cost.phases[0].storage_bytes == 3 * 64
+    (unlimited,) = whole.propose(workload(), found, HARDWARE, Budget())
+    assert (unlimited.micro_batch, unlimited.line("network")) == (64, "network")

@@ -102,7 +102,8 @@ class Backprop(BatchNormOptions, FullNetwork):
             names[line_name(PLAIN_PROBE, hold=True)] = WHOLE_BATCH_PROBE
         lines = {name: profile.lines[source] for name, source in names.items() if source in profile.lines}
         own = replace(profile, lines=lines)
-        micro = batch_settings(workload, own, budget, PLAIN_PROBE, accumulate=self.accumulate)
+        holds = not self.whole_batch
+        micro = batch_settings(workload, own, budget, PLAIN_PROBE, accumulate=self.accumulate, holds=holds)
         if micro is not None:
             yield replace(self, **asdict(micro))
 
