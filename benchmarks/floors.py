@@ -28,6 +28,7 @@ ARMS: dict[str, tuple[str, Settings]] = {
         "nearly exact", {"strategy": "checkpoint", "optimizer_state": "int8", "weight_dtype": "bfloat16"},
     ),
     "blockwise": ("local", {"strategy": "blockwise", "module_units": "1", "optimizer_state": "float32"}),
+    "blockwise, int8 state": ("local", {"strategy": "blockwise", "module_units": "1", "optimizer_state": "int8"}),
 }  # fmt: skip
 PEERS = {
     "plain:16": "plain PyTorch",
@@ -214,12 +215,17 @@ def _named(named: int | None, run: Cell | None) -> str:
     return mb(named) + (", not tried" if run is None else "" if kept(run) else ", not kept")
 
 
+def _gradients(cell: Cell) -> str | None:
+    """What gradients and updates a peer's cell has; None of a cell of snugfit."""
+    return {"bitsandbytes": "nearly exact"}.get(cell["way"], "exact") if "way" in cell else None
+
+
 def _peer_row(way: str, cells: list[Cell]) -> list[str]:
     name, _, images = way.partition(":")
     own = [cell for cell in cells if cell["way"] == name and cell["settings"]["batch_size"] == int(images)]
-    start = [PEERS[way], "nearly exact" if name == "bitsandbytes" else "exact", images]
     if not own:
-        return [*start, "not measured", *["-"] * 4]
+        return [PEERS[way], "-", images, "not measured", *["-"] * 4]
+    start = [PEERS[way], str(_gradients(own[-1])), images]
     if "missing" in own[-1]["outcome"]:
         return [*start, "not installed", *["-"] * 4]
     fitting = [cell for cell in own if trained(cell)]
@@ -242,8 +248,9 @@ def conclusions(cells: list[Cell]) -> list[str]:
             floors = [floor(_of_arm(arm, own, "growth")) for arm, (each, _) in ARMS.items() if each == level]
             tried = [size for size, run in floors if size is not None and run is not None and kept(run)]
             found[f"snugfit {level}"] = min(tried, default=None)
-        caps = [cell["outcome"]["cap_bytes"] for cell in own if "way" in cell and trained(cell)]
-        found["other ways"] = min(caps, default=None)
+            caps = [cell["outcome"]["cap_bytes"] for cell in own if _gradients(cell) == level and trained(cell)]
+            if level != "local":
+                found[f"other ways {level}"] = min(caps, default=None)
         shown = ", ".join(f"{name} {mb(size)}" for name, size in found.items())
         lines.append(f"smallest growth in MB, {model}{f' at {pixels} pixels' if pixels else ''}: {shown}")
     return lines

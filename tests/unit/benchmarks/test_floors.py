@@ -90,6 +90,11 @@ def test_the_floor_of_another_way_is_the_smallest_cap_that_trained() -> None:
     assert found["plain PyTorch:16"][3] == "not measured"
 
 
+def test_the_smallest_of_other_ways_is_said_for_each_kind_of_gradients() -> None:
+    text = floors.render([peer(160), peer(152), {**peer(120), "way": "bitsandbytes"}])
+    assert "snugfit exact -, other ways exact 152.0, snugfit nearly exact -, other ways nearly exact 120.0" in text
+
+
 def test_a_way_that_never_trains_says_why() -> None:
     assert rows([peer(6000, "ValueError: why")])["plain PyTorch:2"][3] == "failed: ValueError: why"
     missing = {**peer(6000), "outcome": {"missing": "bitsandbytes"}, "way": "bitsandbytes"}
