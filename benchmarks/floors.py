@@ -152,7 +152,10 @@ def render(cells: list[Cell]) -> str:
             "predicted, measured in it (MB)", "smallest total (MB)", "measured in it (MB)",
         )  # fmt: skip
         rows = [_our_row(arm, own) for arm in ARMS] + [_peer_row(way, others) for way in PEERS]
-        parts.append(f"**{key[0]}{pixels}**\n\n{markdown(header, rows)}")
+        measured = [row for row in rows if set(row[3:]) - {"not measured", "-"}]
+        missing = [row[0] + (f" with {row[2]} images" if row[2] != "-" else "") for row in rows if row not in measured]
+        parts.append(f"**{key[0]}{pixels}**\n\n{markdown(header, measured)}")
+        parts += [f"Not measured: {'; '.join(missing)}."] if missing else []
     return "\n\n".join([*parts, "\n".join(f"- {line}" for line in conclusions(cells))])
 
 
