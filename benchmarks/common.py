@@ -180,6 +180,8 @@ def slim(record: dict[str, Any]) -> dict[str, Any]:
     lines = record.get("profile", {}).get("lines", {})
     kept = ("fixed_bytes", "sample_bytes", "residual_bytes", "sample_seconds")
     slimmer = {key: value for key, value in record.items() if key not in _DROPPED}
+    if "settings" in slimmer:
+        slimmer["settings"] = {key: value for key, value in slimmer["settings"].items() if key != "paging_folder"}
     return {**slimmer, "lines": {name: {key: line[key] for key in kept} for name, line in lines.items()}}
 
 

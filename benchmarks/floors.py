@@ -241,7 +241,7 @@ def _peer_row(way: str, cells: list[Cell]) -> list[str]:
 
 def conclusions(cells: list[Cell]) -> list[str]:
     """How many floors hold; and for each model the smallest growth with each kind of gradients, and of other ways."""
-    runs = [cell for cell in succeeded(cells) if cell.get("named")]
+    runs = [cell for cell in cells if cell.get("named")]
     held = sum(kept(cell) for cell in runs)
     lines = [f"measured <= predicted <= budget, in the named budgets: {held} of {len(runs)} runs"]
     for model, pixels in dict.fromkeys(map(_key, cells)):
