@@ -33,6 +33,7 @@ from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe, unit_stats
 from snugfit.strategies.memory_estimates import (
     PASS_SHARE,
+    SAFETY,
     forward_images,
     passing_kernel_bytes,
     place_synthetic_weights,
@@ -128,16 +129,18 @@ def batch_settings(
     The first step of a dry run begins without optimizer state, which leaves room for what the dry run reserves. Plain
     backpropagation has its peak where the backward pass begins, before most of the state exists. If feature maps are
     compressed or computed again, the peak comes with the largest ones, where the backward pass ends; gradients that
-    are applied at once have made most of the state by then. ``holds`` is whether micro-batches hold gradients; those
-    of a whole batch in tiles are applied at once, and computed again.
+    are applied at once have made most of the state by then, and the dry run has the safety's share of the budget.
+    ``holds`` is whether micro-batches hold gradients; those of a whole batch in tiles are applied at once, and computed
+    again.
     """
     weights = 4 * sum(unit.trained for unit in profile.units)
     lines = [profile.lines[name] for name in (probe, line_name(probe, hold=True)) if name in profile.lines]
     passing = 2 * PASS_SHARE * max((line.shape_bytes for line in lines), default=0.0) * (workload.epochs > 1)
     state = weights * workload.optimizer.state_per_parameter
+    late = min(state, SAFETY * (budget.memory_bytes or 0))
     held, whole = (
         step_headroom(budget, profile.base_bytes, reserved_bytes(absent, passing))
-        for absent in (state if holds else 0.0, 0.0 if recomputes or workload.compresses else state)
+        for absent in (state if holds else late, late if recomputes or workload.compresses else state)
     )
     return choose_batch(profile.lines, probe, held, workload.effective_batch, accumulate=accumulate, whole=whole)
 
