@@ -140,7 +140,7 @@ def batch_settings(
     late = min(state, SAFETY * (budget.memory_bytes or 0))
     held, whole = (
         step_headroom(budget, profile.base_bytes, reserved_bytes(absent, passing))
-        for absent in (state if holds else late, late if recomputes or workload.compresses else state)
+        for absent in (state if holds else 0.0, late if recomputes or workload.compresses else state)
     )
     return choose_batch(profile.lines, probe, held, workload.effective_batch, accumulate=accumulate, whole=whole)
 
