@@ -77,11 +77,11 @@ def plan_again(request: Request, first: dict[str, Any], plan: Planner) -> dict[s
 
 
 def _with_exact(request: Request, first: dict[str, Any], plan: Planner) -> dict[str, Any]:
-    """The first plan, and the exact strategies that fit in processes of their own."""
+    """The first plan, and what is more exact and fits in processes of its own."""
     answers = Answers()
     for each in map(Request.from_json, first.get("retries", ())):
         if _expected(first, each) <= HOPELESS * first["plan"]["budget"]["memory"]:
-            note(f"nothing exact fits yet; planning {_described(each, request)} in a process of its own")
+            note(f"planning {_described(each, request)} in a process of its own, for more accuracy")
             answers.append((each, plan(each)))
     return _merged(first, [(request, first), *answers]) if any(_fits(found) for _, found in answers) else first
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.options import AUTO
 from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
-from snugfit._core.registry import find_config, strategy_class
+from snugfit._core.registry import find_config, strategies, strategy_class
 from snugfit._core.request import Request
 from snugfit._engine.builder import make_strategies, optimizer_of
 from snugfit._engine.history import past_runs
@@ -50,15 +51,36 @@ def retry_requests(planned: Planned) -> list[Request]:
 
 
 def _exact_alone(planned: Planned) -> list[Request]:
-    """The refused exact strategies, each alone, if accuracy is the aim and what fits is not exact; no last resorts."""
+    """Requests for exact gradients, each in a process of its own, if accuracy is the aim and what fits lacks them.
+
+    They are the refused exact strategies, but for last resorts; and what ``--batch-norm exact`` serves, if these are
+    refused or their batch norms would normalise too few images.
+    """
     plan, request = planned.plan, planned.assembly.request
-    if plan.aim != "accuracy" or plan.choice is None or plan.choice.exact:
+    choice = plan.choice
+    if plan.aim != "accuracy" or choice is None or not request.budget.limits_memory:
         return []
-    if request.strategy.strategy != AUTO or not request.budget.limits_memory:
+    if choice.exact and not choice.normalises_few:
         return []
-    usual = {each.name for each in make_strategies(request).strategies}
-    short = [each.strategy for each in plan.candidates if each.exact and each.smallest_bytes and each.strategy in usual]
-    return [replace(request, strategy=replace(request.strategy, strategy=name)) for name in dict.fromkeys(short)]
+    names: list[str] = []
+    if request.strategy.strategy == AUTO and not choice.exact:
+        usual = {each.name for each in make_strategies(request).strategies}
+        names = [each.strategy for each in plan.candidates if each.exact and each.smallest_bytes]
+        names = [name for name in dict.fromkeys(names) if name in usual]
+    alone = [replace(request, strategy=replace(request.strategy, strategy=name)) for name in names]
+    few = any(each.feasible and each.normalises_few for each in plan.candidates)
+    whole = (
+        [*_with_whole_batches(request)] if few or (names and any(unit.tracks for unit in planned.profile.units)) else []
+    )
+    return [*alone, *whole]
+
+
+def _with_whole_batches(request: Request) -> Iterator[Request]:
+    """The strategies, of those asked for, whose batch norms can normalise all images of a step, with that setting."""
+    for name, config in strategies().items():
+        if config.normalises_batches and request.strategy.strategy in (AUTO, name):
+            settings: dict[str, Any] = {"strategy": name, "batch_norm": "exact"}
+            yield replace(request, strategy=replace(request.strategy, **settings))
 
 
 def _is_open(request: Request) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Candidate, Cost, Plan, Shortfall
-from snugfit._core.profile import ProbeLine, ProbePoint, Profile
+from snugfit._core.profile import ProbeLine, ProbePoint, Profile, UnitStats
 from snugfit._core.request import Request
 from snugfit._core.workload import Workload
 from snugfit._engine.retries import DRIFT_BYTES, retry_requests, smallest_budget_of
@@ -91,15 +91,21 @@ def test_every_strategy_is_planned_alone_then_leaner_and_at_last_exact_ones_with
     assert retries("backprop", "blockwise") == [*found, ("backprop", "auto", "int8")]
 
 
-def exact_retries(aim, *fits, **options):
+def exact_retries(aim, *fits, few=None, tracks=False, **options):
     names = ("backprop", "checkpoint", "tiled")
-    refused = [Candidate(name, False, smallest_bytes=60 * MB, exact=True) for name in names]
-    fitting = [Candidate(name, True, predicted=Cost(1, 1.0, 1.0), exact=name == "tiled") for name in fits]
+    refused = [Candidate(name, False, smallest_bytes=60 * MB, exact=True) for name in names if name not in fits]
+    exact = {name: name in names for name in fits}
+    fitting = [
+        Candidate(name, True, predicted=Cost(1, 1.0, 1.0), exact=exact[name], norm_images=few if exact[name] else None)
+        for name in fits
+    ]
     plan = Plan(WORKLOAD, Budget("50MB"), HARDWARE, (*fitting, *refused), 0, aim)
     request = Request.of(**{"memory": "50MB", **options})
+    profile = Profile((UnitStats("unit", 1, 4, 1, (2,), 8, 8, tracks=tracks),))
+    planned = SimpleNamespace(assembly=SimpleNamespace(request=request), plan=plan, profile=profile)
     return [
-        each.strategy.strategy
-        for each in retry_requests(SimpleNamespace(assembly=SimpleNamespace(request=request), plan=plan))
+        each.strategy.strategy + (" by whole batches" if each.strategy.batch_norm == "exact" else "")
+        for each in retry_requests(planned)
     ]
 
 
@@ -108,6 +114,16 @@ def test_exact_strategies_are_planned_alone_if_accuracy_is_the_aim_and_what_fits
     assert exact_retries("time", "blockwise") == exact_retries("accuracy", "tiled") == []
     assert exact_retries("accuracy", "blockwise", strategy="blockwise") == []
     assert exact_retries("accuracy", "blockwise", memory=None) == []
+
+
+def test_norms_by_whole_batches_are_planned_where_exact_strategies_are_refused_or_see_few_images():
+    whole = "backprop by whole batches"
+    assert exact_retries("accuracy", "blockwise", tracks=True) == ["backprop", "checkpoint", whole]
+    assert exact_retries("accuracy", "blockwise", "checkpoint", few=2) == ["backprop", whole]
+    assert exact_retries("accuracy", "backprop", few=7, strategy="backprop") == [whole]
+    assert exact_retries("accuracy", "backprop", few=8, strategy="backprop") == []
+    assert exact_retries("accuracy", "checkpoint", few=2, strategy="checkpoint") == []
+    assert exact_retries("time", "backprop", few=2, strategy="backprop") == []
 
 
 @pytest.mark.parametrize(
