@@ -135,14 +135,16 @@ def run_arm(settings: Settings, data_dir: str | None) -> Cell:
 
 def render(cells: list[Cell]) -> str:
     """A row per arm: means over its seeds."""
-    rows = []
+    rows, cells = [], [cell for cell in cells if "arm" in cell["settings"]]
+    header = ("kept", "test accuracy", "of each seed", "peak tensors (MB)", "CPU s/epoch")
+    if not cells:
+        return markdown(header, [])
     for arm in ARMS:
         own = [cell for cell in cells if cell["settings"]["arm"] == arm]
         each = " ".join(percent(cell["test"]) for cell in own)
         means = [fmean(cell[key] for cell in own) for key in ("test", "peak_bytes", "cpu_seconds_per_epoch")]
         rows.append([arm, percent(means[0]), each, mb(means[1]), number(means[2], 1)])
     shown = "**{model}** on {data} at {image_size} pixels, {max_train} images, {epochs} epochs, batches of {batch_size}"
-    header = ("kept", "test accuracy", "of each seed", "peak tensors (MB)", "CPU s/epoch")
     return f"{shown.format(**cells[0]['settings'])}\n\n{markdown(header, rows)}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "tiles, maps in files": {"strategy": "tiled", "tiles": "2x2", "scratch": "on"},
     "boxes in tiles": {"strategy": "tiled", "tiles": "1x2", **BOXES},
     "dfa": {"strategy": "feedback"},
-    "whole-batch norms": {"strategy": "backprop", "batch_norm": "exact", "image_size": 64, "memory": 22_000_000},
+    "whole-batch norms": {"strategy": "backprop", "batch_norm": "exact"},
     "boxes": {"strategy": "backprop", **BOXES},
     "boxes, recomputed": {"strategy": "checkpoint", "optimizer": "schedulefree", **BOXES},
     "whole, state in 8 bits": {"strategy": "backprop", "optimizer_state": "int8"},
@@ -113,11 +114,13 @@ def test_memory_stays_within_budget_and_prediction(seen: dict[str, Any], row: st
 
 
 @pytest.mark.timeout(700)
-def test_whole_batch_norms_divide_the_batch(seen: dict[str, Any]) -> None:
-    record = seen["whole-batch norms"]["record"]
+def test_whole_batch_norms_divide_the_batch(tmp_path: Path) -> None:
+    """In a process of its own: others leave memory behind, and the whole batch of 32 must just not fit."""
+    row = {"strategy": "backprop", "batch_norm": "exact", "image_size": 64, "memory": 22_000_000}
+    record = run_in_two(SCRIPT, {"norms": row}, tmp_path, timeout=600)["norms"]["record"]
     assert record["settings"]["whole_batch"] and record["settings"]["micro_batches"] > 1
     assert record["settings"]["micro_batch"] * record["settings"]["micro_batches"] == 32
-    assert record["measured"]["peak_bytes"] <= ROWS["whole-batch norms"]["memory"]
+    assert record["measured"]["peak_bytes"] <= record["predicted"]["peak_bytes"] <= row["memory"]
 
 
 @pytest.mark.timeout(700)

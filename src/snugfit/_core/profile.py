@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import groupby
 
 
 @dataclass(frozen=True)
@@ -178,12 +179,12 @@ class ProbeLine:
         if self.partial_bytes:
             return math.inf
         low, least = 0, 0.0
-        for point in self.points:
-            peak = max(least, float(point.peak_bytes))
-            if batch <= point.batch:
-                share = (batch - low) / (point.batch - low) if low else 1.0
+        for size, peaks in groupby(self.points, key=lambda point: point.batch):
+            peak = max(least, *(float(point.peak_bytes) for point in peaks))
+            if batch <= size:
+                share = (batch - low) / (size - low) if low else 1.0
                 return least + share * (peak - least)
-            low, least = point.batch, peak
+            low, least = size, peak
         return math.inf
 
     def seconds_at(self, batch: int) -> float:
