@@ -151,15 +151,16 @@ def _by_flag(found: dict[str, Any], growth: int) -> int:
 def _smallest(refused: Answers, least: int, plan: Planner) -> dict[str, Any] | None:
     """The smallest budget, and the strategy that fits it; None if nothing fits any budget that was tried."""
     best: dict[str, Any] | None = None
+    chosen: Request | None = None
     most = _most(Plan.from_json(refused[0][1]["plan"]))
     expected = [(_expected(found, each), found, each) for each, found in refused]
     sizes = [(_by_flag(found, size), each) for size, found, each in expected if size]
     for size, each in sorted(sizes, key=lambda pair: pair[0]):
-        if best is not None and size >= best["bytes"] and each.strategy.strategy != best["strategy"]:
-            continue  # only the best one's strategy with other optimizer state: which state is smaller is a guess
+        if best is not None and chosen is not None and size >= best["bytes"] and each.strategy != chosen.strategy:
+            continue  # of those expected to need more, the best with other optimizer state: what that saves is a guess
         found = _search(each, size, range(least, most), plan, best)
         if found is not None and (best is None or found["bytes"] < best["bytes"]):
-            best = found
+            best, chosen = found, each
     return best
 
 
