@@ -33,7 +33,7 @@ def paging_plan(text: str, **options: object) -> RunnablePlan:
     """A plan that follows this schedule, whatever the budget."""
     planned = snugfit.plan("tiny_nets:cnn", "digits", strategy="checkpoint", activations="paged", **SMALL, **options)
     chain, schedule = planned.assembly.chain, Schedule.parse(text)
-    moved = paged_bytes(schedule, unit_costs(chain, unit_stats(chain), 16, paging=True)) // 16
+    moved = paged_bytes(schedule, unit_costs(chain, unit_stats(chain), 16, disk_speed=1e9)) // 16
     choice = planned.plan.choice
     assert choice is not None and choice.predicted is not None and planned.plan.chosen == 0
     settings = {**choice.settings, "recomputation": text, "paged_bytes": moved}
@@ -69,10 +69,10 @@ def test_a_run_on_a_full_disk_goes_on(tmp_path: Path, exact: bytes, monkeypatch:
     def full(descriptor: int, start: int, size: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    run = tmp_path / "run"
+    run, planned = tmp_path / "run", paging_plan("[0-2] 3-4")
     with monkeypatch.context() as disk, pytest.raises(OutOfStorageError, match="no space left") as caught:
         disk.setattr(os, "posix_fallocate", full)
-        paging_plan("[0-2] 3-4").run((), out=run)
+        planned.run((), out=run)
     assert caught.value.exit_code == 6
     snugfit.resume(run, ())
     assert weights(run) == exact

@@ -8,10 +8,12 @@ because mapped pages would count twice, and the kernel is advised to drop its co
 from __future__ import annotations
 
 import errno
+import math
 import os
 import queue
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +27,29 @@ BLOCKS = 8
 _ALTERNATIVE = "--activations exact"
 _DIRTY_BYTES = 8 << 20
 """Bytes behind the last write that the kernel may still hold."""
+_MEASURED_BYTES = 16 << 20
+
+
+def disk_speed(folder: Path) -> float:
+    """Bytes per second at which the disk of a folder writes and reads a small file; the nearest power of two.
+
+    Measured seconds differ from one process to the next; rounded, they rarely lead to another choice.
+
+    Raises:
+        OutOfStorageError: the disk is full.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    data = memoryview(bytearray(os.urandom(BLOCK_BYTES)))
+    with tempfile.TemporaryFile(dir=folder) as file:
+        reserve_space(file.fileno(), 0, _MEASURED_BYTES, folder, _ALTERNATIVE)
+        begun = time.perf_counter()
+        for move in (_write, _read):
+            for start in range(0, _MEASURED_BYTES, BLOCK_BYTES):
+                move(file.fileno(), data, start)
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        seconds = time.perf_counter() - begun
+    return float(2 ** round(math.log2(2 * _MEASURED_BYTES / seconds)))
 
 
 @dataclass(eq=False)

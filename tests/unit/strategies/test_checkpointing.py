@@ -200,7 +200,7 @@ def test_a_paging_step_takes_the_memory_that_the_dynamic_program_predicts(deep, 
     for module, name in ((dynamic_program, "PAGE_FILE_BYTES"), (paging, "BLOCK_BYTES")):
         monkeypatch.setattr(module, name, 800 if module is dynamic_program else 100)
     monkeypatch.setattr(paging, "SMALLEST_BYTES", 1)
-    costs = unit_costs(deep, unit_stats(deep), BATCH, paging=True)
+    costs = unit_costs(deep, unit_stats(deep), BATCH, disk_speed=1e9)
     schedules = [each for each in subsample(frontier(costs, paging=True), costs, 6) if each.paged]
     schedules += [Schedule.parse(text) for text in (f"[0-{len(costs) - 1}]", "[0-3 (4-6)] (7) 8-12")]
     assert len(schedules) > 4
@@ -212,7 +212,7 @@ def test_a_paging_step_takes_the_memory_that_the_dynamic_program_predicts(deep, 
 
 def test_paging_takes_less_memory_than_recomputation_alone(deep, monkeypatch):
     monkeypatch.setattr(dynamic_program, "PAGE_FILE_BYTES", 0)
-    costs = unit_costs(deep, unit_stats(deep), BATCH, paging=True)
+    costs = unit_costs(deep, unit_stats(deep), BATCH, disk_speed=1e9)
     least, paged = (schedule_cost(frontier(costs, paging=on)[0], costs)[1] for on in (False, True))
     assert paged < 0.9 * least
 
@@ -223,6 +223,21 @@ def test_the_least_memory_is_below_that_of_any_split(deep):
     best = frontier(costs)[0]
     assert schedule_cost(best, costs)[1] < schedule_cost(least, costs)[1]
     assert true_peak(deep, best, hold=False) < true_peak(deep, least, hold=False)
+
+
+def test_less_is_paged_to_a_slower_disk(deep, monkeypatch):
+    """In the least memory of recomputation alone: a fast disk saves time, and one that never pays is not used."""
+    monkeypatch.setattr(dynamic_program, "PAGE_FILE_BYTES", 0)
+    found = []
+    for speed in (float("inf"), 1e9, 1e3):
+        costs = unit_costs(deep, unit_stats(deep), BATCH, disk_speed=speed)
+        alone, limit = schedule_cost(frontier(costs)[0], costs)
+        within = [each for each in frontier(costs, paging=True) if schedule_cost(each, costs)[1] <= limit]
+        best = min(within, key=lambda each: schedule_cost(each, costs)[0])
+        found.append((schedule_cost(best, costs)[0], best.paged))
+    seconds, paged = zip(*found, strict=True)
+    assert seconds[0] < seconds[1] <= seconds[2] == alone
+    assert paged[0] and not paged[2]
 
 
 def test_candidates_begin_without_recomputation_and_end_in_least_memory(deep):

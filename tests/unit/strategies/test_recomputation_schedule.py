@@ -34,7 +34,7 @@ def paged_unit_cost(cost, moved, kept, saving, backward):
     """The same unit, of which so much goes to disk; it takes at least what stays, its output, and the gradient."""
     peaks = {"paged_saving_peak": cost.output_bytes + kept + saving, "paged_backward_peak": cost.output_bytes + kept}
     peaks["paged_backward_peak"] += backward
-    return replace(cost, paged_bytes=moved, paged_kept_bytes=kept, **peaks)
+    return replace(cost, paged_bytes=moved, paged_kept_bytes=kept, disk_speed=2.0, **peaks)
 
 
 paged_cost_lists = st.lists(
@@ -122,7 +122,6 @@ def test_the_cost_equals_an_account_of_every_feature_map(costs):
         assert schedule_cost(schedule, costs) == pytest.approx(simulate(schedule, costs)), str(schedule)
 
 
-@patch.object(dynamic_program, "DISK_SPEED", 2.0)
 @patch.object(dynamic_program, "PAGE_FILE_BYTES", 2)
 @given(paged_cost_lists)
 @settings(max_examples=25)
@@ -141,7 +140,6 @@ def test_no_schedule_with_paging_is_faster_in_the_same_memory(costs):
             assert seconds == pytest.approx(best) and peak <= limit
 
 
-@patch.object(dynamic_program, "DISK_SPEED", 2.0)
 @patch.object(dynamic_program, "PAGE_FILE_BYTES", 2)
 @given(paged_cost_lists)
 @settings(max_examples=25)

@@ -77,17 +77,19 @@ def schedule_probes(names: Iterable[str]) -> list[str]:
     return [probe for probe in probes if probe == PLAIN_PROBE or probe.startswith(PREFIX)]
 
 
-def find_candidates(chain: Chain, stats: Sequence[UnitStats], workload: Workload) -> list[Candidate]:
+def find_candidates(
+    chain: Chain, stats: Sequence[UnitStats], workload: Workload, disk_speed: float | None = None
+) -> list[Candidate]:
     """Schedules from the fastest, which recomputes nothing, to the one with the least memory.
 
     The candidates between these two are the fastest at memory limits that are evenly spaced on a logarithmic scale.
     The schedule with the least memory for the effective batch may not be the one with the least memory for few images,
     where the gradients of weights count more; those for a quarter of the batch and for the smallest trainable batch are
     candidates, too. The last candidate has the least memory at the smallest batch; among those that need hardly more,
-    it is the one that needs least at the effective batch.
+    it is the one that needs least at the effective batch. With the speed of a disk, in bytes per second, they may page.
     """
-    batch, paging = workload.effective_batch, workload.activations == "paged"
-    full, some, few = (_costs(chain, stats, each, paging=paging) for each in (batch, max(batch // 4, 1), 1))
+    batch, paging = workload.effective_batch, disk_speed is not None
+    full, some, few = (_costs(chain, stats, each, disk_speed) for each in (batch, max(batch // 4, 1), 1))
     weights = 4 * sum(unit.parameters for unit in stats)
     fixed = sum(unit.weight_bytes for unit in stats) + int(weights * workload.optimizer.state_per_parameter)
     plain, _ = schedule_cost(Schedule.keeping(len(full)), full)
@@ -103,11 +105,11 @@ def find_candidates(chain: Chain, stats: Sequence[UnitStats], workload: Workload
     return sorted(candidates, key=lambda each: (each is least, each.seconds))
 
 
-def _costs(chain: Chain, stats: Sequence[UnitStats], batch: int, *, paging: bool) -> list[UnitCost]:
+def _costs(chain: Chain, stats: Sequence[UnitStats], batch: int, disk_speed: float | None) -> list[UnitCost]:
     try:
-        return unit_costs(chain, stats, batch, paging=paging)
+        return unit_costs(chain, stats, batch, disk_speed=disk_speed)
     except ValueError:  # torch's BatchNorm refuses a single value per channel
-        return unit_costs(chain, stats, batch + 1, paging=paging)
+        return unit_costs(chain, stats, batch + 1, disk_speed=disk_speed)
 
 
 def subsample(schedules: Sequence[Schedule], costs: Sequence[UnitCost], between: int) -> list[Schedule]:

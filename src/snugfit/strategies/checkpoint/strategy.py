@@ -17,7 +17,7 @@ from snugfit._core.record import Record
 from snugfit._core.workload import Workload
 from snugfit._training.run import Run
 from snugfit._training.strategy import TrainingData
-from snugfit.memory.paging import PageFile
+from snugfit.memory.paging import PageFile, disk_speed
 from snugfit.profiling import Probe, unit_stats
 from snugfit.profiling.measuring import FIRST_GROWTH
 from snugfit.strategies.checkpoint.candidates import find_candidates, probe_name, schedule_of_probe, schedule_probes
@@ -64,7 +64,8 @@ class Checkpoint(MicroBatching):
         They are lazy: a probe runs only if it may fit and be faster than the measured ones that fit.
         """
         chain = in_weight_dtype(chain, workload)
-        candidates = find_candidates(chain, unit_stats(chain), workload)
+        speed = disk_speed(Path(self.paging_folder)) if workload.activations == "paged" else None
+        candidates = find_candidates(chain, unit_stats(chain), workload, speed)
         probes: dict[tuple[int, bool], Probe] = {}
         for index, candidate in enumerate(candidates):
             make = _trainer_factory(candidate.schedule, partial(PageFile, Path(self.paging_folder)))

@@ -16,6 +16,7 @@ faster. Unlike in the paper, running on without saving requires memory for the u
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate
@@ -27,9 +28,6 @@ from snugfit.strategies.recomputation.schedule import Schedule
 
 SLOTS = 400
 """Number of slots of a memory limit. A schedule that keeps 20 feature maps is overestimated by 2 % on average."""
-
-DISK_SPEED = 500e6
-"""Bytes per second that are written, or read. Like the seconds of units, it only selects what is measured."""
 
 PAGE_FILE_BYTES = 1 << 21
 """Memory of a page file, for any schedule that pages."""
@@ -49,6 +47,7 @@ class UnitCost:
         paged_bytes: of what it saves that can go to disk, its input included.
         paged_kept_bytes, paged_saving_peak, paged_backward_peak: the same as without ``paged``, if these are on disk;
             the kept bytes without the output.
+        disk_speed: bytes per second that are written, or read.
     """
 
     forward_seconds: float
@@ -62,17 +61,18 @@ class UnitCost:
     paged_kept_bytes: int = 0
     paged_saving_peak: int = 0
     paged_backward_peak: int = 0
+    disk_speed: float = math.inf
 
     @property
     def paged_seconds(self) -> float:
         """Seconds of both passes if what it saves goes to disk, which is written and read while the unit runs."""
-        moved = self.paged_bytes / DISK_SPEED
+        moved = self.paged_bytes / self.disk_speed
         return max(self.forward_seconds, moved) + max(self.backward_seconds, moved)
 
     @property
     def output_paging_seconds(self) -> float:
         """Seconds to write its output to disk and to read it."""
-        return 2 * self.output_bytes / DISK_SPEED
+        return 2 * self.output_bytes / self.disk_speed
 
 
 def schedule_cost(schedule: Schedule, costs: Sequence[UnitCost]) -> tuple[float, int]:

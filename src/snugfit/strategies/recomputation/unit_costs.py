@@ -28,21 +28,25 @@ TYPICAL_SPEED = 50e9
 """Multiply-accumulates per second; only ratios of times matter here."""
 
 
-def unit_costs(chain: Chain, stats: Sequence[UnitStats], batch: int, *, paging: bool = False) -> list[UnitCost]:
+def unit_costs(
+    chain: Chain, stats: Sequence[UnitStats], batch: int, *, disk_speed: float | None = None
+) -> list[UnitCost]:
     """The cost of each unit at a batch size, including the gradients of its own weights while they are applied.
 
     Args:
         chain: the chain, on the meta device.
         stats: of its units.
         batch: images at once.
-        paging: whether what units save may go to disk; otherwise that is not looked at.
+        disk_speed: bytes per second of the disk that what units save may go to; None if it stays in memory.
 
     Raises:
         ValueError: a unit cannot train on so few images (BatchNorm on 1x1 feature maps).
     """
     units = copy.deepcopy(chain).all_units
     return [
-        module_cost(unit.module, (batch, *unit.input_shape), unit_seconds(own, batch), first=index == 0, paging=paging)
+        module_cost(
+            unit.module, (batch, *unit.input_shape), unit_seconds(own, batch), first=index == 0, disk_speed=disk_speed
+        )
         for index, (unit, own) in enumerate(zip(units, stats, strict=True))
     ]
 
@@ -53,7 +57,7 @@ def unit_seconds(stats: UnitStats, batch: int) -> float:
 
 
 def module_cost(
-    module: nn.Module, shape: tuple[int, ...], seconds: float, *, first: bool = False, paging: bool = False
+    module: nn.Module, shape: tuple[int, ...], seconds: float, *, first: bool = False, disk_speed: float | None = None
 ) -> UnitCost:
     """The cost of a module of its own, on the meta device, which is changed.
 
@@ -62,7 +66,7 @@ def module_cost(
         shape: of its input, (B, ...).
         seconds: of its forward pass.
         first: whether its input gets no gradient.
-        paging: whether what it saves may go to disk.
+        disk_speed: bytes per second of the disk that what it saves may go to; None if it stays in memory.
     """
     module.train()
     use_lean_convolutions(module)
@@ -81,7 +85,7 @@ def module_cost(
         discarding, counter.peak = counter.peak - before, before
         saved_bytes, saving, backward = _step(module, inputs, counter, before)
         cost = UnitCost(seconds, BACKWARD * seconds, output_bytes, saved_bytes, discarding, saving, backward)
-        if not paging:
+        if disk_speed is None:
             return cost
         inputs.grad, counter.peak, pager = None, before, Pager(PageFile(Path()), [module])
         with pager.paging(inputs if first else None):
@@ -92,6 +96,7 @@ def module_cost(
         paged_kept_bytes=max(kept - output_bytes, 0),
         paged_saving_peak=saving,
         paged_backward_peak=backward,
+        disk_speed=disk_speed,
     )
 
 
