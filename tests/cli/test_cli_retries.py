@@ -287,6 +287,39 @@ def test_a_budget_that_was_refused_while_measuring_is_tried_with_cached_measurem
     assert found["infeasible"]["message"].endswith("would do: 54.0 MB.")
 
 
+def known_to_fit(tmp_path, memory):
+    """A request with a budget, after 55 MB were named for it."""
+    request = Request(
+        ModelOptions("m"), budget=BudgetOptions("50MB"), strategy=StrategyOptions("backprop"),
+        machine=MachineOptions(profile_cache=str(tmp_path)),
+    )  # fmt: skip
+    found = plan_again(request, refusal(backprop=60 * MB), Machine(backprop=55))
+    assert found["infeasible"]["message"].endswith("would do: 55.0 MB.")
+    return replace(request, budget=BudgetOptions(memory), machine=replace(request.machine, out="run"))
+
+
+def test_a_known_smallest_budget_that_is_refused_is_planned_once_more(tmp_path, capsys):
+    """VGG-19 in its smallest budget was refused in two of four processes."""
+    machine, request = Machine(backprop=55), known_to_fit(tmp_path, "55MB")
+    found = plan_again(request, refusal(backprop=60 * MB), machine)
+    assert found["infeasible"] is None and Request.from_json(found["request"]) == request
+    assert machine.asked == [("backprop", "auto")] and machine.planned == []
+    assert "this budget was enough for backprop before" in capsys.readouterr().err
+
+
+def test_a_known_smallest_budget_that_is_refused_twice_names_another_that_was_tried(tmp_path):
+    machine, request = Machine(backprop=57), known_to_fit(tmp_path, "55MB")
+    found = plan_again(request, refusal(backprop=60 * MB), machine)
+    assert found["infeasible"]["message"].endswith("would do: 57.0 MB.")
+    assert machine.asked == [("backprop", "auto")] and ("backprop", 57) in machine.planned
+
+
+def test_less_than_the_known_smallest_budget_is_refused_at_once(tmp_path):
+    machine, request = Machine(backprop=50), known_to_fit(tmp_path, "54MB")
+    found = plan_again(request, refusal(backprop=60 * MB), machine)
+    assert found["infeasible"]["message"].endswith("would do: 55.0 MB.") and machine.asked == machine.planned == []
+
+
 def test_a_way_that_fits_when_planned_and_not_when_trained_is_refused(monkeypatch):
     """A process that planned it had a little more memory than the one that would train it."""
     command, refused = import_module("snugfit._cli.train"), refusal([alone("backprop")], backprop=60 * MB)

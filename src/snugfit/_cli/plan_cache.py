@@ -63,7 +63,8 @@ class PlanCache:
 def _checked(found: Any) -> dict[str, Any]:
     """An answer, of either kind, as it is used."""
     if "plan" not in found:
-        return {**found, "bytes": int(found["bytes"]), "strategy": str(found["strategy"]), "state": found["state"]}
+        Request.from_json(found["request"])
+        return {**found, "bytes": int(found["bytes"]), "strategy": str(found["strategy"])}
     Plan.from_json(found["plan"])
     Request.from_json(found.get("request") or {})
     if found["infeasible"] is not None:

@@ -7,7 +7,10 @@ are measured in larger budgets.
 
 A measurement in one budget gives only an estimate of the smallest: in a smaller budget other batch sizes are measured,
 which leave other kernels in memory. VGG-8 in bfloat16 had 24.1 MB in use after profiling in 91 MB, and 27.9 in 83 MB,
-which 91 MB had named. So the budget that an error names was tried itself, as was the one ``LESS`` below.
+which 91 MB had named. So the budget that an error names was tried itself, as was the one ``LESS`` below. If a budget is
+enough only to the MB, the next one is named, if it was enough too: memory at rest differs between two processes.
+
+If a budget is refused that is known to be enough, it is planned once more, from measurements that are cached by then.
 """
 
 from __future__ import annotations
@@ -46,9 +49,10 @@ Answers = list[tuple[Request, dict[str, Any]]]
 """Requests, each with the answer of a process."""
 Planner = Callable[..., dict[str, Any]]
 """Plans a request in a fresh process; its answer says if it is ``infeasible``, and with ``smallest=True`` the smallest
-budget by its measurements."""
+budget by its measurements, which may be 1 MB above that of the request."""
 Try = Callable[[int], "int | None"]
-"""Plans with a budget in MB in a fresh process: the smallest budget by its measurements, or None if nothing fits."""
+"""Plans with a budget in MB in a fresh process: the smallest budget by its measurements, or None if nothing fits. If it
+exceeds the budget, then the budget is enough only to the MB."""
 
 
 def plan_again(request: Request, first: dict[str, Any], plan: Planner) -> dict[str, Any]:
@@ -129,6 +133,12 @@ def _with_smallest_budget(request: Request, first: dict[str, Any], refused: Answ
     anywhere = replace(request, budget=budget, machine=replace(request.machine, out=None))
     cache = PlanCache(anywhere, "smallest" if request.budget.total_memory is None else "smallest-total")
     known, least = cache.find(), _given(request, first) + MB
+    if known is not None and known["bytes"] < least:
+        enough = replace(Request.from_json(known["request"]), budget=request.budget, machine=request.machine)
+        note(f"this budget was enough for {_described(enough, request)} before; planning it once more")
+        found = plan(enough)
+        if _fits(found):
+            return _merged(first, [(enough, found)])
     if known is None or known["bytes"] < least:
         known = _smallest(refused, least, plan)
         if known is None:
@@ -205,12 +215,13 @@ def _search(
     size = smallest_that_fits(attempt, -(-expected // MB), sizes.start // MB - 1, sizes.stop // MB, enough, less)
     if size is None:
         return None
-    return {"bytes": size * MB, "strategy": strategy, "state": request.training.optimizer_state}
+    return {"bytes": size * MB, "strategy": strategy, "request": request.to_json()}
 
 
 def _refusal(request: Request, first: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
     """The first answer, with an error in which the known strategy needs its budget and no other one less."""
-    strategy, smallest, state = known["strategy"], known["bytes"], known["state"]
+    strategy, smallest = known["strategy"], known["bytes"]
+    state = Request.from_json(known["request"]).training.optimizer_state
     condition = f" with --optimizer-state {state}" if state != request.training.optimizer_state else ""
     plan, growth, given = first["plan"], smallest - _by_flag(first, 0), _given(request, first)
     asked = Plan.from_json(plan)
@@ -254,7 +265,7 @@ def smallest_that_fits(
         refusals.add(high)
     else:
         return None
-    return _narrowed(attempt, max(high, estimate), max(estimate, refused + 1), refusals, enough, less)
+    return _narrowed(attempt, high, max(estimate, refused + 1), refusals, enough, less)
 
 
 def _narrowed(attempt: Try, high: int, estimate: int, refusals: set[int], enough: int | None, less: int) -> int:
@@ -262,7 +273,7 @@ def _narrowed(attempt: Try, high: int, estimate: int, refusals: set[int], enough
 
     The last estimate is tried first; after a refusal a little more, and then twice as much more.
     """
-    step, refused = less, min(refusals)
+    step, refused, exceeds = less, min(refusals), estimate > high
     while high - less > refused and high - less not in refusals:
         if enough is not None and estimate > enough:
             return estimate
@@ -273,5 +284,13 @@ def _narrowed(attempt: Try, high: int, estimate: int, refusals: set[int], enough
             refusals.add(size)
             estimate, step = size + step, 2 * step
         else:
-            high, estimate = max(size, found), max(found, refused + 1)
-    return high
+            high, estimate, exceeds = size, max(found, refused + 1), found > size
+    return _with_margin(attempt, high, refusals, less) if exceeds else high
+
+
+def _with_margin(attempt: Try, size: int, refusals: set[int], less: int) -> int:
+    """One MB more than a budget that is enough only to the MB, if that works and ``less`` below it does not."""
+    lower = size + 1 - less
+    if attempt(size + 1) is None:
+        return size
+    return size + 1 if lower <= min(refusals) or lower in refusals or attempt(lower) is None else size
