@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.common import Settings
 
 SEEDS = (0, 1, 2)
-Sources = tuple[str, str, bool]
+Sources = tuple[str, str]
 CAPPED = "Time to accuracy under a cap"
 
 
@@ -47,8 +47,8 @@ class Arm:
 
     @property
     def sources(self) -> Sources:
-        """Strategy and model, whose sources its rows depend on; and whether a memory budget makes the plan matter."""
-        return self.settings["strategy"], self.settings["model"], "memory" in self.settings
+        """Strategy and model, whose sources its rows depend on."""
+        return self.settings["strategy"], self.settings["model"]
 
     @property
     def is_peer(self) -> bool:

@@ -3,9 +3,9 @@
 A digest covers the statements of all files in src/snugfit that the strategy and the model reach by import, with data,
 batches and transforms, and of those that make or read initial weights (:data:`FIRST`). It leaves out imports, comments,
 docstrings, and the names and order of files, so that a statement may move from one file to another. It also leaves out
-:data:`NEUTRAL`: what parses, predicts, bounds, measures, stores and shows a run. These decide one thing that training
-depends on: the batch sizes and tensors that a plan chooses within a budget, which are in the record, as are the values
-of options that an arm leaves open.
+:data:`NEUTRAL`: what parses, plans, predicts, bounds, measures, stores and shows a run. In a budget
+they choose batch sizes, modules and schedules. A row keeps these choices, and its commit tells which planner made them.
+So a table can fill over weeks while planners improve.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ LOADED_BY_NAME = ("snugfit.local",)
 NEUTRAL = (
     *(f"snugfit.{name}" for name in ("_api", "_cli", "_engine", "_planner", "_quantities", "_report", "_version")),
     *(f"snugfit.{name}" for name in ("detection", "errors", "memory", "profiling")),
-    *(f"snugfit.strategies.{name}" for name in ("memory_estimates", "blockwise.explanation")),
+    *(f"snugfit.strategies.{name}" for name in ("memory_estimates", "micro_batch", "backprop.config")),
+    *(f"snugfit.strategies.blockwise.{name}" for name in ("blocks", "config", "explanation", "loss_choice")),
+    *(f"snugfit.strategies.blockwise.{name}" for name in ("modules", "probes", "strategy")),
+    *(f"snugfit.strategies.checkpoint.{name}" for name in ("candidates", "config", "search")),
+    *(f"snugfit.strategies.recomputation.{name}" for name in ("dynamic_program", "paging_program", "unit_costs")),
     *(f"snugfit._core.{name}" for name in ("amounts", "budget", "documents", "explanation", "hardware", "known")),
     *(f"snugfit._core.{name}" for name in ("option_groups", "options", "paths", "plan", "profile", "record")),
     *(f"snugfit._core.{name}" for name in ("record_checks", "registry", "request", "serial", "yaml_text")),
@@ -35,17 +39,13 @@ NEUTRAL = (
     *(f"snugfit._storage.{name}" for name in ("checkpoint", "digests", "files", "lock", "manifest")),
     *(f"snugfit._training.{name}" for name in ("dry_run", "events", "launch", "metrics", "run", "stopping")),
 )
-PLANNING = tuple(
-    f"{STRATEGIES}.blockwise.{name}" for name in ("blocks", "config", "loss_choice", "modules", "probes", "strategy")
-)
-"""What chooses modules, blocks and batch sizes within a memory budget, and nothing without one."""
 
 FIRST = ("snugfit._engine.builder", "snugfit._training.initial_weights", "snugfit._storage.tensor_file")
 """Without what they import: they make the weights that training begins with."""
 
 
-def digest_of(strategy: str, model: str, budget: bool, source: Path = SOURCE) -> str:
-    """Digest of the sources behind a run of a strategy (or a peer's script) on a model, with or without a budget."""
+def digest_of(strategy: str, model: str, source: Path = SOURCE) -> str:
+    """Digest of the sources behind a run of a strategy (or a peer's script) on a model."""
     roots, scripts = [*_model(model, source), *SHARED], list[Path]()
     if strategy.startswith("benchmarks."):
         scripts = [source.parent.joinpath(*strategy.split(".")).with_suffix(".py")]
@@ -53,19 +53,18 @@ def digest_of(strategy: str, model: str, budget: bool, source: Path = SOURCE) ->
         roots += _contents(f"{STRATEGIES}.{strategy}", source)
     files = [
         *scripts,
-        *(_file(module, source) for module in {*reached(roots, source, () if budget else PLANNING), *FIRST}),
+        *(_file(module, source) for module in {*reached(roots, source), *FIRST}),
     ]
     digests = sorted(each for path in files for each in _statements(path, path.stat().st_mtime_ns))
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:16]
 
 
-def reached(roots: list[str], source: Path = SOURCE, without: tuple[str, ...] = ()) -> list[str]:
+def reached(roots: list[str], source: Path = SOURCE) -> list[str]:
     """Modules of ``snugfit`` that ``roots`` import, directly or not, and they themselves; sorted."""
-    found, left_out = set[str](), (*NEUTRAL, *without)
-    ahead = list(roots)
+    found, ahead = set[str](), list(roots)
     while ahead:
         module = ahead.pop()
-        if module in found or any(module == each or module.startswith(each + ".") for each in left_out):
+        if module in found or any(module == each or module.startswith(each + ".") for each in NEUTRAL):
             continue
         found.add(module)
         path = _file(module, source)

@@ -6,7 +6,7 @@ from benchmarks.queue.arms import Arm
 from benchmarks.queue.rungs import Row, Task
 from benchmarks.queue.runner import row_of
 
-DIGESTS = {("backprop", "smallconv", False): "b1"}
+DIGESTS = {("backprop", "smallconv"): "b1"}
 
 
 def arm(name: str = "a", *, images: int = 45_000, epochs: int = 100, priority: int = 1, **more: object) -> Arm:

@@ -53,51 +53,51 @@ class TestDigest:
         ],
     )
     def test_changes_with_the_code_that_matters(self, source: Path, name: str, text: str, same: bool) -> None:
-        before = digest.digest_of("backprop", "vgg11", False, source)
+        before = digest.digest_of("backprop", "vgg11", source)
         (source / "snugfit" / name).write_text(text)
-        assert (digest.digest_of("backprop", "vgg11", False, source) == before) == same
+        assert (digest.digest_of("backprop", "vgg11", source) == before) == same
 
     def test_stays_when_code_moves_to_another_file(self, source: Path) -> None:
-        before = digest.digest_of("backprop", "vgg11", False, source)
+        before = digest.digest_of("backprop", "vgg11", source)
         local = source / "snugfit" / "local"
         (local / "base.py").write_text((local / "loss.py").read_text())
         (local / "loss.py").write_text("from snugfit.local.base import f\n")
-        assert digest.digest_of("backprop", "vgg11", False, source) == before
+        assert digest.digest_of("backprop", "vgg11", source) == before
 
     def test_depends_on_all_models_where_none_declares_the_name(self, source: Path) -> None:
-        before = digest.digest_of("backprop", "torchvision:x", False, source)
+        before = digest.digest_of("backprop", "torchvision:x", source)
         (source / "snugfit" / "_models" / "resnet.py").write_text("z = 1")
-        assert digest.digest_of("backprop", "torchvision:x", False, source) != before
+        assert digest.digest_of("backprop", "torchvision:x", source) != before
 
     def test_a_peer_depends_on_its_script(self, source: Path) -> None:
         script = source.parent / "benchmarks" / "plain.py"
         script.parent.mkdir()
         script.write_text("x = 1")
-        before = digest.digest_of("benchmarks.plain", "vgg11", False, source)
+        before = digest.digest_of("benchmarks.plain", "vgg11", source)
         script.write_text("x = 2")
-        assert digest.digest_of("benchmarks.plain", "vgg11", False, source) != before
+        assert digest.digest_of("benchmarks.plain", "vgg11", source) != before
 
     def test_the_real_arms_depend_on_what_they_train(self) -> None:
         strategies = ("blockwise", "backprop", "checkpoint", "benchmarks.peer")
-        sources = {("blockwise", "resnet18", True), *((name, "vgg11", True) for name in strategies)}
+        sources = {("blockwise", "resnet18"), *((name, "vgg11") for name in strategies)}
         assert len({digest.digest_of(*each) for each in sources}) == len(sources)
 
-    def test_plans_matter_within_a_budget_alone(self, source: Path) -> None:
+    def test_what_chooses_within_a_budget_does_not_matter(self, source: Path) -> None:
         planning = source / "snugfit" / "strategies" / "blockwise" / "modules.py"
         planning.parent.mkdir()
         (planning.parent / "__init__.py").write_text("")
         digests = []
         for text in ("x = 1", "x = 2"):
             planning.write_text(text)
-            digests.append([digest.digest_of("blockwise", "vgg11", budget, source) for budget in (False, True)])
-        assert digests[0][0] == digests[1][0] and digests[0][1] != digests[1][1]
+            digests.append(digest.digest_of("blockwise", "vgg11", source))
+        assert digests[0] == digests[1]
 
     def test_the_real_package_has_the_files_that_are_named(self) -> None:
-        named = {*digest.NEUTRAL, *digest.PLANNING, *digest.FIRST, *digest.SHARED, *digest.LOADED_BY_NAME}
+        named = {*digest.NEUTRAL, *digest.FIRST, *digest.SHARED, *digest.LOADED_BY_NAME}
         assert [name for name in sorted(named) if not digest._file(name, digest.SOURCE).is_file()] == []
 
     def test_the_real_strategy_reaches_what_training_is_made_of(self) -> None:
-        found = digest.reached(["snugfit.strategies.blockwise.strategy", *digest.SHARED])
+        found = digest.reached([*digest._contents("snugfit.strategies.blockwise", digest.SOURCE), *digest.SHARED])
         for name in ("_training.loop", "_training.optimizers", "local.look_ahead", "_data.small_images", "lean"):
             assert f"snugfit.{name}" in found
         assert not {"snugfit._data.coco", "snugfit._storage.manifest", "snugfit._report"} & {*found}
