@@ -54,7 +54,7 @@ def _exact_alone(planned: Planned) -> list[Request]:
     """Requests for exact gradients, each in a process of its own, if accuracy is the aim and what fits lacks them.
 
     They are the refused exact strategies, but for last resorts; and what ``--batch-norm exact`` serves, if these are
-    refused or their batch norms would normalise too few images.
+    refused or their batch norms would normalise too few images, and the user did not name ``--batch-norm``.
     """
     plan, request = planned.plan, planned.assembly.request
     choice = plan.choice
@@ -69,9 +69,9 @@ def _exact_alone(planned: Planned) -> list[Request]:
         names = [name for name in dict.fromkeys(names) if name in usual]
     alone = [replace(request, strategy=replace(request.strategy, strategy=name)) for name in names]
     few = any(each.feasible and each.normalises_few for each in plan.candidates)
-    whole = (
-        [*_with_whole_batches(request)] if few or (names and any(unit.tracks for unit in planned.profile.units)) else []
-    )
+    tracks = any(unit.tracks for unit in planned.profile.units)
+    is_open = getattr(request.strategy, "batch_norm", None) is None
+    whole = [*_with_whole_batches(request)] if is_open and (few or (names and tracks)) else []
     return [*alone, *whole]
 
 

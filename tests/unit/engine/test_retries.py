@@ -126,6 +126,12 @@ def test_norms_by_whole_batches_are_planned_where_exact_strategies_are_refused_o
     assert exact_retries("time", "backprop", few=2, strategy="backprop") == []
 
 
+def test_norms_by_whole_batches_are_not_planned_against_the_users_own_choice():
+    assert exact_retries("accuracy", "backprop", few=2, strategy="backprop", batch_norm="micro") == []
+    assert exact_retries("accuracy", "blockwise", tracks=True, batch_norm="micro") == ["backprop", "checkpoint"]
+    assert Request.of(strategy="backprop").strategy.batch_norm is None
+
+
 @pytest.mark.parametrize(
     ("options", "found"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar
 
 from snugfit._chain import Chain
@@ -32,11 +32,11 @@ from snugfit.strategies.full_network import (
     by_own_loss,
     network_shortfall,
 )
-from snugfit.strategies.micro_batch import BatchNormOptions, line_name
+from snugfit.strategies.micro_batch import BatchNormMode, line_name
 
 
 @dataclass(frozen=True)
-class Backprop(BatchNormOptions, FullNetwork):
+class Backprop(FullNetwork):
     """Backpropagation through the whole network.
 
     If the effective batch fits, every gradient is applied and freed in the backward pass. Otherwise micro-batches are
@@ -50,6 +50,7 @@ class Backprop(BatchNormOptions, FullNetwork):
     name: ClassVar[str] = "backprop"
     probe: ClassVar[str] = PLAIN_PROBE
 
+    batch_norm: BatchNormMode = field(default="micro", kw_only=True)
     whole_batch: bool = False
     scratch_bytes: int = 0
 
