@@ -79,7 +79,7 @@ def _against(ours: float, theirs: float, strategy: str, shown: Callable[[float],
 
 def _gradients(plan: Plan, choice: Candidate) -> str:
     parts, workload = int(choice.settings.get("micro_batches", 1)), plan.workload
-    rest = f", accumulated over {parts} micro-batches{_normalised(choice)}" if parts > 1 else ""
+    rest = f", accumulated over {parts} micro-batches{_normalised(plan, choice)}" if parts > 1 else ""
     if choice.exact:
         return f"Its gradients are exact: those of plain backpropagation{rest}."
     if workload.compresses and workload.activations in find_config(choice.strategy).activations:
@@ -90,14 +90,14 @@ def _gradients(plan: Plan, choice: Candidate) -> str:
     return find_config(choice.strategy).accuracy
 
 
-def _normalised(choice: Candidate) -> str:
+def _normalised(plan: Plan, choice: Candidate) -> str:
     """What batch norms normalise micro-batches by."""
     settings = choice.settings
     if settings.get("batch_norm") != "exact":
         return ", each of which is normalised by itself"
     if not settings.get("whole_batch"):
         return "; the network has no BatchNorm, so these are exact without --batch-norm exact"
-    images = int(settings["micro_batch"]) * int(settings["micro_batches"])
+    images = plan.workload.step_images(int(settings["micro_batch"]), int(settings["micro_batches"]))
     return f" that BatchNorm normalises by the statistics of all {images} images, as a step that is not divided"
 
 

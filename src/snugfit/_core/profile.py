@@ -166,8 +166,12 @@ class ProbeLine:
 
     def bytes_at(self, batch: int) -> int:
         """Upper bound of the peak at ``batch`` samples, in bytes, including kernels of a new batch size."""
+        return self._bound(batch, self.new_kernel_bytes(batch))
+
+    def new_kernel_bytes(self, batch: int) -> float:
+        """Bytes of kernels that a step of ``batch`` samples leaves in a process that has none of this size yet."""
         measured = any(point.batch == batch for point in self.points)
-        return self._bound(batch, 0.0 if measured and not self.elsewhere else self.shape_bytes)
+        return 0.0 if measured and not self.elsewhere else self.shape_bytes
 
     def _bound(self, batch: int, new_bytes: float) -> int:
         partial = self.partial_bytes if batch > self.measured_batch else 0

@@ -131,6 +131,10 @@ class Workload:
         """Images of a step: the batch size, or all training images if there are fewer."""
         return min(self.batch_size, self.train_count)
 
+    def step_images(self, micro_batch: int, micro_batches: int) -> int:
+        """Images of a step of so many micro-batches, the largest of which has ``micro_batch`` images."""
+        return micro_batch if micro_batches == 1 else min(micro_batch * micro_batches, self.effective_batch)
+
     @property
     def compresses(self) -> bool:
         """Whether kept feature maps are rounded, so that gradients are not exact."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from snugfit._core.parts import epoch_parts
 from snugfit._data.sets import ImageSet
 from snugfit._data.transform import Transform
 from snugfit.errors import UsageError
@@ -34,19 +35,21 @@ class Batches:
         """Training steps of an epoch: full batches only, but at least one."""
         return max(1, len(self) // batch_size)
 
-    def epoch(self, epoch: int, batch_size: int, start_step: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def epoch(
+        self, epoch: int, batch_size: int, start_step: int = 0, parts: int = 1
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Shuffled training batches, from step ``start_step`` on exactly as in an uninterrupted epoch.
 
-        An image's augmentation does not depend on the batch size. The last, incomplete batch is dropped.
+        Each comes in so many ``parts``, whose sizes differ by at most one. An image's augmentation depends neither on
+        these nor on the batch size. The last, incomplete batch is dropped.
 
         Yields:
             images, float32 (B, C, H, W) channels-last, and labels, (B,) int64.
         """
         _check(batch_size, start_step)
         order = np.random.default_rng((self.seed & 0xFFFFFFFF, _ORDER, epoch)).permutation(len(self))
-        for step in range(start_step, self.steps(batch_size)):
-            first = step * batch_size
-            yield self._batch(order[first : first + batch_size], (self.seed, _EPOCH, epoch), first, self.augment)
+        for rows in epoch_parts(len(self), batch_size, parts, start_step):
+            yield self._batch(order[rows], (self.seed, _EPOCH, epoch), rows.start, self.augment)
 
     def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Every image once, in stored order; with a ``view`` augmented, if augmentation is on, always in the same way.

@@ -275,7 +275,7 @@ def norm_images(candidate: Candidate, workload: Workload, profile: Profile) -> i
     """Images that batch norms normalise together, where a candidate's ``norm_images`` names them."""
     images, settings = min(candidate.batches, default=0), candidate.settings
     if settings.get("whole_batch"):  # all images of a step, whatever its micro-batches
-        images = int(settings["micro_batch"]) * int(settings["micro_batches"])
+        images = workload.step_images(int(settings["micro_batch"]), int(settings["micro_batches"]))
     fewer = candidate.exact and 0 < images < workload.effective_batch
     return images if fewer and any(unit.tracks for unit in profile.units) else None
 

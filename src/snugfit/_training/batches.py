@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from snugfit._core.parts import epoch_parts
 from snugfit._storage.activation_cache import ActivationCache
 from snugfit._training.strategy import BatchSource
 from snugfit.errors import UsageError
@@ -42,8 +43,12 @@ class CachedBatches:
         """Training steps per epoch: full batches only, but at least one."""
         return max(1, len(self) // batch_size)
 
-    def epoch(self, epoch: int, batch_size: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled training batches from step ``start_step`` on; the last, incomplete batch is dropped.
+    def epoch(
+        self, epoch: int, batch_size: int, start_step: int = 0, parts: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled training batches from step ``start_step`` on, each in so many nearly equal ``parts``.
+
+        The last, incomplete batch is dropped.
 
         Yields:
             features, float32 (B, *row_shape), channels-last for feature maps, and labels, (B,) int64.
@@ -53,9 +58,8 @@ class CachedBatches:
         """
         _check(batch_size, start_step)
         order = _epoch_order(self.seed, epoch, len(self)) + (epoch % self.views) * len(self)
-        return self._batches(
-            lambda first: order[first : first + batch_size], batch_size, start_step, self.steps(batch_size)
-        )
+        rows = epoch_parts(len(self), batch_size, parts, start_step)
+        return self._batches((order[each] for each in rows), -(-batch_size // parts))
 
     def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample of one view (the first by default) once, in stored order; the last batch may be smaller.
@@ -64,30 +68,27 @@ class CachedBatches:
         """
         _check(batch_size, 0)
         start = (view or 0) % self.views * len(self)
-        end, steps = start + len(self), -(-len(self) // batch_size)
-        return self._batches(
-            lambda first: np.arange(start + first, min(start + first + batch_size, end)), batch_size, 0, steps
-        )
+        rows = np.arange(start, start + len(self))
+        return self._batches((rows[at : at + batch_size] for at in range(0, len(self), batch_size)), batch_size)
 
     def close(self) -> None:
         """End the reading thread and close the cache; its disk space is freed only after that, if it is deleted."""
         self._reader.shutdown(wait=True)
         self.cache.close()
 
-    def _batches(
-        self, rows_from: Callable[[int], np.ndarray], batch_size: int, start_step: int, steps: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        if start_step >= steps:
+    def _batches(self, batches: Iterator[np.ndarray], size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Features (B, *row_shape) and labels (B,) of each batch of at most ``size`` rows; the next is being read."""
+        upcoming = next(batches, None)
+        if upcoming is None:
             return
-        buffers = [self.cache.buffer(min(batch_size, len(self))) for _ in range(2)]
-        upcoming = rows_from(start_step * batch_size)
+        buffers = [self.cache.buffer(min(size, len(self))) for _ in range(2)]
         pending = self._fetch(upcoming, buffers[0])
         try:
-            for step in range(start_step, steps):
+            while upcoming is not None:
                 rows, (raw, spare) = upcoming, buffers
                 pending.result()
-                if step + 1 < steps:
-                    upcoming = rows_from((step + 1) * batch_size)
+                upcoming = next(batches, None)
+                if upcoming is not None:
                     pending = self._fetch(upcoming, spare)
                 buffers.reverse()
                 yield self.cache.format.decode(raw[: len(rows)]), torch.from_numpy(self.cache.labels[rows])
@@ -138,9 +139,11 @@ class RecomputedBatches:
         """Training batches per epoch."""
         return self.source.steps(batch_size)
 
-    def epoch(self, epoch: int, batch_size: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled batches (B, ...) of one epoch, with new augmentation."""
-        for images, labels in self.source.epoch(epoch, batch_size, start_step):
+    def epoch(
+        self, epoch: int, batch_size: int, start_step: int = 0, parts: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled batches (B, ...) of one epoch in nearly equal parts, with new augmentation."""
+        for images, labels in self.source.epoch(epoch, batch_size, start_step, parts):
             yield self._activations(images), labels
 
     def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:

@@ -13,7 +13,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from snugfit._core.parts import part_sizes
 from snugfit._core.plan import Phase
+from snugfit._core.workload import Workload
 from snugfit._quantities import format_bytes
 from snugfit._training.events import Notice
 from snugfit._training.run import Run
@@ -80,9 +82,9 @@ def _attempt(make: Callable[[int], Trainable], size: int, batch: MakeBatch, run:
         with run.limit.reserve(SPARE_BYTES):
             with run.limit.allow_kernels():
                 trainable = make(size)
-                _step(trainable, size, batch)
+                _step(trainable, size, batch, run.workload)
             state = [item for group in trainable.state().values() for item in group.values() if torch.is_tensor(item)]
-            peak = tensor_peak_bytes(lambda: _step(trainable, size, batch), [*trainable.modules, *state])
+            peak = tensor_peak_bytes(lambda: _step(trainable, size, batch, run.workload), [*trainable.modules, *state])
     except (RuntimeError, MemoryError, OSError) as error:
         if not is_out_of_memory(error):
             raise
@@ -92,6 +94,9 @@ def _attempt(make: Callable[[int], Trainable], size: int, batch: MakeBatch, run:
     return peak
 
 
-def _step(trainable: Trainable, size: int, batch: MakeBatch) -> None:
-    for index in range(min(trainable.micro_batches, 2)):
-        trainable.step(*batch(size), 1.0, index > 0 or trainable.micro_batches == 1)
+def _step(trainable: Trainable, size: int, batch: MakeBatch, workload: Workload) -> None:
+    """A step on the smallest and the largest micro-batch; the second holds the gradients of the first meanwhile."""
+    parts = trainable.micro_batches
+    sizes = part_sizes(workload.step_images(size, parts), parts)
+    for index, images in enumerate((sizes[-1], sizes[0])[:parts]):
+        trainable.step(*batch(images), 1.0, index == min(parts, 2) - 1)

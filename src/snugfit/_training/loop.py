@@ -45,16 +45,16 @@ def train_phase(
     Raises:
         DivergedError, InterruptedRunError, BudgetExceededError: see ``snugfit.errors``; the run can be resumed.
     """
-    span, group = span or range(run.workload.epochs), min(trainable.micro_batches, source.steps(phase.batch_size))
-    steps = source.steps(phase.batch_size) // group
-    position = run.position
+    span, parts, position = span or range(run.workload.epochs), trainable.micro_batches, run.position
+    batch_size = run.workload.step_images(phase.batch_size, parts)
+    steps = source.steps(batch_size)
     for epoch in range(max(position.epoch, span.start), span.stop):
         if position.epoch != epoch:
             position.start_epoch(epoch)
         started = time.perf_counter()
-        batches = source.epoch(epoch, phase.batch_size, position.step * group)
+        batches = source.epoch(epoch, batch_size, position.step, parts)
         while position.step < steps:
-            _train_step(trainable, batches, phase, run, steps=steps, group=group)
+            _train_step(trainable, batches, phase, run, steps=steps, images=min(batch_size, len(source)))
             _save_if_due(trainable, run, last=position.step == steps)
         seconds = time.perf_counter() - started
         if evaluate is not None or epoch + 1 == span.stop:
@@ -71,7 +71,7 @@ def train_phase(
 
 
 def _train_step(
-    trainable: Trainable, batches: Iterator[tuple[Tensor, Tensor]], phase: Phase, run: Run, *, steps: int, group: int
+    trainable: Trainable, batches: Iterator[tuple[Tensor, Tensor]], phase: Phase, run: Run, *, steps: int, images: int
 ) -> None:
     position, workload = run.position, run.workload
     started = time.perf_counter()
@@ -79,9 +79,9 @@ def _train_step(
     factor = lr_factor(workload.optimizer, position.epoch * steps + position.step, steps, workload.epochs)
     trainable.set_lr_factor(factor)
     loss, correct, samples, known = 0.0, 0, 0, True
-    for index in range(group):
-        result, labels = _step_within_budget(trainable, batches, run, share=1 / group, update=index == group - 1)
-        loss, correct, samples = loss + result.loss / group, correct + (result.correct or 0), samples + len(labels)
+    while samples < images:
+        result, count = _step_within_budget(trainable, batches, run, left=images - samples, images=images)
+        loss, correct, samples = loss + result.loss * count / images, correct + (result.correct or 0), samples + count
         known = result.correct is not None
     run.require_finite(loss, phase.name)
     run.tick()
@@ -101,12 +101,17 @@ def _train_step(
 
 
 def _step_within_budget(
-    trainable: Trainable, batches: Iterator[tuple[Tensor, Tensor]], run: Run, *, share: float, update: bool
-) -> tuple[StepResult, Tensor]:
-    """Read a batch (B, ...) and train on it; returns the result and the labels (B, ...)."""
+    trainable: Trainable, batches: Iterator[tuple[Tensor, Tensor]], run: Run, *, left: int, images: int
+) -> tuple[StepResult, int]:
+    """Read a (micro-)batch (B, ...) and train on it, of ``images`` in the step, ``left`` of which are still to come.
+
+    The loss is weighted by its share of the step's images; the last one updates. Returns the result and B.
+    """
     try:
         inputs, labels = next(batches)
-        return trainable.step(inputs.to(run.device), labels.to(run.device), share, update), labels
+        count = len(labels)
+        share, last = count / images, count == left
+        return trainable.step(inputs.to(run.device), labels.to(run.device), share, last), count
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -30,8 +30,10 @@ class BatchSource(Protocol):
     def steps(self, batch_size: int) -> int:
         """Training batches per epoch."""
 
-    def epoch(self, epoch: int, batch_size: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled batches (B, ...) of one epoch, from ``start_step`` on; deterministic."""
+    def epoch(
+        self, epoch: int, batch_size: int, start_step: int = 0, parts: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled batches (B, ...) of one epoch, from ``start_step`` on, each in nearly equal parts; deterministic."""
 
     def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample once, in order, as batches (B, ...); of one augmented view, if given."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from snugfit._chain import Chain, Unit, load_into, release
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
+from snugfit._core.parts import largest_parts
 from snugfit._core.plan import Cost, Phase, Shortfall
 from snugfit._core.profile import Profile, UnitStats
 from snugfit._core.record import Record
@@ -45,7 +46,7 @@ from snugfit.strategies.memory_estimates import (
     weight_layers,
     with_safety,
 )
-from snugfit.strategies.micro_batch import MicroBatching, choose_batch, divisors, hold_modes, line_name, probe_of_line
+from snugfit.strategies.micro_batch import MicroBatching, choose_batch, hold_modes, line_name, probe_of_line
 
 MakeForward = Callable[[Chain], Forward]
 MakeTrainer = Callable[[Chain, nn.Module, Workload, int], NetworkTrainer]
@@ -110,7 +111,7 @@ def network_probe(
         return max(peak, weights)
 
     limit = workload.effective_batch
-    sizes = divisors(limit) if hold else ()
+    sizes = largest_parts(limit) if hold else ()
     return Probe(line_name(name, hold=hold), build, floor, limit, sizes=sizes, layers=weight_layers(chain))
 
 
@@ -142,17 +143,17 @@ def batch_settings(
         step_headroom(budget, profile.base_bytes, reserved_bytes(absent, passing))
         for absent in (state if holds else 0.0, late if recomputes or workload.compresses else state)
     )
-    return choose_batch(profile.lines, probe, held, workload.effective_batch, accumulate=accumulate, whole=whole)
+    return choose_batch(profile.lines, probe, held, workload, accumulate=accumulate, whole=whole)
 
 
 def network_cost(profile: Profile, probe: str, workload: Workload, micro: MicroBatching) -> Cost:
     """Cost of training the whole network at a (micro-)batch."""
     line = profile.lines[micro.line(probe)]
     passed = forward_images(workload, tracks=any(unit.tracks for unit in profile.units))
-    epoch = micro.epoch_seconds(line, workload.train_count, passed)
+    epoch = micro.epoch_seconds(line, workload, passed)
     shape_bytes = max(profile.lines[name].shape_bytes for name in (micro.line(probe), probe) if name in profile.lines)
     passing = passing_kernel_bytes(workload, micro.micro_batch, shape_bytes)
-    peak = with_safety(profile.base_bytes + passing, line.bytes_at(micro.micro_batch))
+    peak = with_safety(profile.base_bytes + passing, micro.step_bytes(line, workload))
     units = tuple(unit.name for unit in profile.units)
     phase = Phase("network", peak, epoch * workload.epochs, micro.micro_batch, units)
     return Cost(peak, epoch, epoch * workload.epochs, phases=(phase,))
@@ -223,13 +224,13 @@ def train_network(
     """
     index, workload = run.position.phase, run.workload
     phase = run.predicted.phases[index]
-    batch_size = phase.batch_size * micro_batches
+    batch_size = workload.step_images(phase.batch_size, micro_batches)
 
     def parts(size: int) -> int:
-        return batch_size // size if accumulates else 1
+        return -(-batch_size // size) if accumulates else 1
 
     def images(size: int) -> int:
-        return size * parts(size) if whole else size
+        return batch_size if whole else size
 
     phase = dry_run_phase(
         phase,
@@ -242,7 +243,7 @@ def train_network(
     trainer = load(micro_batches)
     if run.resumed:
         trainer.load_state(run.resumed_tensors)
-    steps = data.train.steps(phase.batch_size * micro_batches)
+    steps = data.train.steps(workload.step_images(phase.batch_size, micro_batches))
     run.start_phase(phase, index, len(run.predicted.phases), workload.epochs, steps)
     evaluate = (lambda: validate(trainer.evaluating(), data, run, phase)) if len(data.val) else None
     train_phase(trainer, data.train, replace(phase, batch_size=images(phase.batch_size)), run, evaluate)
@@ -257,11 +258,13 @@ def _may_accumulate(run: Run, batch: int) -> bool:
 
 
 def _fallbacks(profile: Profile, size: int, batch_size: int, *, accumulates: bool) -> list[int]:
-    """Batch sizes to try after ``size`` ran out of memory; with accumulation, only divisors of the whole batch."""
+    """Batch sizes to try after ``size`` ran out of memory; with accumulation, those of parts of the whole batch."""
     smallest = min((line.smallest_batch for line in profile.lines.values()), default=1)
+    sizes = smaller_batch_sizes(size, smallest)
     if not accumulates:
-        return smaller_batch_sizes(size, smallest)
-    return [part for part in reversed(divisors(batch_size)) if smallest <= part < size]
+        return sizes
+    parts = dict.fromkeys(-(-batch_size // each) for each in sizes)
+    return [-(-batch_size // each) for each in parts if batch_size // each >= smallest]
 
 
 def load_network(chain: Chain, run: Run) -> nn.Module:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeVar
 
 from snugfit._core.options import Checked
+from snugfit._core.parts import largest_parts
 from snugfit._core.profile import ProbeLine
+from snugfit._core.workload import Workload
 
 VALIDATION_SHARE = 0.3
 """Seconds of a forward pass over those of a training step."""
@@ -53,7 +55,7 @@ class MicroBatching(AccumulationOptions):
 
     Attributes:
         name: name of the inheriting strategy in the registry.
-        micro_batch: images in memory at once; set by ``propose``.
+        micro_batch: most images in memory at once; set by ``propose``.
         micro_batches: micro-batches accumulated to one step; set by ``propose``.
     """
 
@@ -63,13 +65,12 @@ class MicroBatching(AccumulationOptions):
     micro_batches: int = 1
 
     def at(self: S, micro_batch: int, batch: int) -> S:
-        """These settings with ``micro_batch`` images in memory at once, accumulated to ``batch``."""
-        return replace(self, micro_batch=micro_batch, micro_batches=max(batch // micro_batch, 1))
+        """These settings with at most ``micro_batch`` images in memory at once, accumulated to ``batch``."""
+        return replace(self, micro_batch=micro_batch, micro_batches=-(-batch // micro_batch))
 
-    @property
-    def effective_batch(self) -> int:
+    def images(self, workload: Workload) -> int:
         """Images of a step."""
-        return self.micro_batch * self.micro_batches
+        return workload.step_images(self.micro_batch, self.micro_batches)
 
     @property
     def holds_gradients(self) -> bool:
@@ -84,11 +85,16 @@ class MicroBatching(AccumulationOptions):
         """Seconds of a micro-batch; a probe that holds gradients runs two of them."""
         return line.seconds_at(self.micro_batch) / (2 if self.holds_gradients else 1)
 
-    def epoch_seconds(self, line: ProbeLine, train_count: int, passed: int) -> float:
+    def epoch_seconds(self, line: ProbeLine, workload: Workload, passed: int) -> float:
         """Seconds of an epoch by a step's line, in which ``passed`` images only pass forward."""
-        steps = max(train_count // self.effective_batch, 1) * self.micro_batches
-        seconds = self.seconds(line)
-        return steps * seconds + VALIDATION_SHARE * passed * seconds / self.micro_batch
+        images = self.images(workload)
+        trained = max(workload.train_count // images, 1) * images
+        return (trained + VALIDATION_SHARE * passed) * self.seconds(line) / self.micro_batch
+
+    def step_bytes(self, line: ProbeLine, workload: Workload) -> float:
+        """Upper bound of the peak of a step by its line: of its largest micro-batch, and kernels of its smallest."""
+        smallest = self.images(workload) // self.micro_batches
+        return line.bytes_at(self.micro_batch) + (line.new_kernel_bytes(smallest) if smallest < self.micro_batch else 0)
 
 
 def line_name(probe: str, *, hold: bool) -> str:
@@ -107,7 +113,7 @@ def hold_modes(accumulate: bool) -> tuple[bool, ...]:
 
 
 def divisors(batch: int) -> tuple[int, ...]:
-    """Sizes of micro-batches that accumulate to exactly the effective batch, ascending."""
+    """Sizes of equal micro-batches of a batch, ascending."""
     return tuple(size for size in range(1, batch + 1) if batch % size == 0)
 
 
@@ -115,25 +121,27 @@ def choose_batch(
     lines: Mapping[str, ProbeLine],
     probe: str,
     headroom: float,
-    batch: int,
+    workload: Workload,
     *,
     accumulate: bool,
     whole: float | None = None,
 ) -> MicroBatching | None:
     """The whole batch if it fits, else accumulation to it, else the largest batch that fits without accumulation.
 
+    Accumulation divides the batch into as few micro-batches as fit, whose sizes differ by at most one image.
     ``headroom`` is infinite without a budget; ``whole`` is that of a step without accumulation, if it is another.
 
     Returns:
         The settings; None if not even one image fits.
     """
+    batch = workload.effective_batch
     largest = _largest(lines.get(probe), headroom if whole is None else whole, batch)
     held = lines.get(line_name(probe, hold=True))
     if accumulate and held is not None and largest < batch:
-        most = _largest(held, headroom, batch)
-        sizes = [size for size in divisors(batch)[:-1] if held.smallest_batch <= size <= most]
-        if sizes:
-            return MicroBatching(sizes[-1], batch // sizes[-1])
+        for size in reversed(largest_parts(batch)[:-1]):
+            found = MicroBatching(size, -(-batch // size))
+            if batch // found.micro_batches >= held.smallest_batch and found.step_bytes(held, workload) <= headroom:
+                return found
     return MicroBatching(largest, accumulate=accumulate) if largest else None
 
 

@@ -52,6 +52,15 @@ def test_resumed_epoch_equals_the_uninterrupted_one(start):
         assert torch.equal(images, other) and torch.equal(labels, other_labels)
 
 
+@pytest.mark.parametrize("parts", [2, 3, 4, 10])
+def test_parts_of_batches_have_their_images_in_the_same_augmentation(parts):
+    """Of 23 images, batches of 10 from the second on."""
+    (whole, labels), found = next(batches().epoch(1, 10, 1)), list(batches().epoch(1, 10, 1, parts))
+    assert [len(images) for images, _ in found] == [len(part) for part in np.array_split(range(10), parts)]
+    assert torch.equal(torch.cat([images for images, _ in found]), whole)
+    assert torch.equal(torch.cat([some for _, some in found]), labels)
+
+
 def test_epochs_and_seeds_differ():
     first = torch.cat([labels for _, labels in batches().epoch(0, 5)])
     assert not torch.equal(first, torch.cat([labels for _, labels in batches().epoch(1, 5)]))

@@ -134,7 +134,7 @@ def test_the_faster_of_recomputation_and_accumulation_is_taken():
     assert strategy == Checkpoint(64, 1, "(0-1) 2-3")
     quick = {**LINES, HELD: line(30 * MB, MB, seconds=0.022)}
     strategy, _ = propose(quick, Budget(available(60 * MB)))
-    assert strategy == Checkpoint(16, 4, "0-3", accumulate=True)
+    assert strategy == Checkpoint(22, 3, "0-3", accumulate=True)
     assert propose(quick, Budget(available(60 * MB)), accumulate=False)[0].recomputation == "(0-1) 2-3"
 
 

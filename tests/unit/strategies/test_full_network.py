@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,6 +14,7 @@ from torch import nn
 from snugfit._chain import Chain
 from snugfit._core.budget import Budget
 from snugfit._core.plan import Shortfall
+from snugfit._core.profile import ProbePoint
 from snugfit._training.network import NetworkTrainer
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.strategies.backprop.strategy import Backprop
@@ -78,8 +80,9 @@ def test_the_whole_batch_where_it_fits():
 
 
 def test_else_it_is_accumulated_to_exactly():
-    """84 MB would hold 64 images with held gradients; 60 MB hold 40, of which 32 divides 64."""
+    """84 MB would hold 64 images with held gradients; 60 MB hold 40, two parts of which have 32."""
     assert settings(budget_for(60 * MB + 2)) == (32, 2, True)
+    assert settings(budget_for(50 * MB + 2)) == (22, 3, True), "22, 21 and 21 images"
     assert settings(budget_for(21 * MB + 2)) == (1, 64, True)
 
 
@@ -97,7 +100,7 @@ def test_without_accumulation_the_largest_batch_is_taken():
 
 
 def test_memory_in_use_before_counts():
-    assert settings(budget_for(74 * MB + 2), base=30 * MB) == (16, 4, True)
+    assert settings(budget_for(74 * MB + 2), base=30 * MB) == (22, 3, True)
 
 
 def test_no_more_images_than_there_are():
@@ -105,9 +108,9 @@ def test_no_more_images_than_there_are():
 
 
 def test_a_micro_batch_never_falls_below_what_batch_norm_needs():
-    """Four of five images fit; of the divisors 1 and 5 the one is too few and the other too many."""
-    assert settings(budget_for(24 * MB + 2), batch_size=5, smallest=2, plain=(20 * MB, MB)) == (4, 1, False)
-    assert settings(budget_for(24 * MB + 2), batch_size=5, smallest=1, plain=(20 * MB, MB)) == (1, 5, True)
+    """Two of five images fit with held gradients; a third part has one image."""
+    assert settings(budget_for(22 * MB + 2), batch_size=5, smallest=2, plain=(20 * MB, MB)) == (2, 1, False)
+    assert settings(budget_for(22 * MB + 2), batch_size=5, smallest=1, plain=(20 * MB, MB)) == (2, 3, True)
 
 
 def test_accumulating_a_single_whole_batch_is_not_accumulating():
@@ -129,7 +132,12 @@ def test_what_is_chosen_fits(budget, batch_size, train_count, smallest, fixed, s
         return
     micro, count = found.micro_batch, found.micro_batches
     assert smallest <= micro <= min(batch_size, train_count) and found.accumulate == accumulate
-    assert count == 1 or micro * count == min(batch_size, train_count)
+    batch = min(batch_size, train_count)
+    assert count == 1 or max(map(len, np.array_split(range(batch), count))) == micro
+    assert count == 1 or min(map(len, np.array_split(range(batch), count))) >= smallest
+    if count > 2:
+        fewer, room = math.ceil(batch / (count - 1)), step_headroom(Budget(budget), 0)
+        assert lines["network:accumulate"].bytes_at(fewer) > room, "fewer micro-batches do not fit"
     cost = network_cost(profile(lines), "network", work, found)
     assert cost.peak_bytes <= budget
 
@@ -161,6 +169,23 @@ def test_cost_of_accumulation_by_hand():
     cost = network_cost(found, "network", workload(), MicroBatching(32, 2))
     assert cost.seconds_per_epoch == pytest.approx(15 * 2 * 32 * 0.012 + 0.3 * 200 * 0.012)
     assert cost.peak_bytes == int((52 * MB + 1) * (1 + SAFETY)) + SAFETY_BYTES
+
+
+def test_two_sizes_of_micro_batches_have_kernels_of_their_own():
+    """64 images in three parts: 22 and 21, the larger of which was measured; with 16 at once there is one size."""
+    held = replace(line(20 * MB, MB), shape_bytes=3.0 * MB)
+    points = (*held.points, ProbePoint(22, 42 * MB, 0.22))
+    lines = {"network": line(10 * MB, MB), "network:accumulate": replace(held, points=points)}
+    three, four = MicroBatching(22, 3), MicroBatching(16, 4)
+    assert three.step_bytes(held, workload()) == pytest.approx(48 * MB, abs=2), "neither was measured"
+    assert three.step_bytes(lines["network:accumulate"], workload()) == pytest.approx(45 * MB, abs=2)
+    assert four.step_bytes(held, workload()) == pytest.approx(39 * MB, abs=2)
+    for room, wanted in ((45 * MB + 2, three), (45 * MB - 100, four)):
+        found = batch_settings(workload(), profile(lines), Budget(budget_for(room)), "network", accumulate=True)
+        assert found == wanted
+    cost = network_cost(profile(lines), "network", workload(epochs=1), three)
+    assert cost.peak_bytes == int((45 * MB + 1) * (1 + SAFETY)) + SAFETY_BYTES
+    assert cost.seconds_per_epoch == pytest.approx((960 + 0.3 * 200) * 0.11 / 22), "64 images a step, not 66"
 
 
 def test_reasons_name_the_smallest_budget():
@@ -269,9 +294,9 @@ def test_tiles_of_a_whole_batch_fit_without_counting_on_absent_optimizer_state()
     lines = {"network": line(40 * MB, 40 * MB), "network:exact": line(10 * MB, MB), "network:accumulate": line(1, 1)}
     found = replace(profile(lines), units=(replace(facts(), trained=10 * MB),))
     whole = Backprop(batch_norm="exact", whole_batch=True, scratch_bytes=3)
-    for room, size in ((26 * MB, 16), (26 * MB - 1000, 8)):
+    for room, size, parts in ((26 * MB, 16, 4), (26 * MB - 1000, 13, 5)):
         (made,) = whole.propose(workload(), found, HARDWARE, Budget(budget_for(room)))
-        assert (made.micro_batch, made.micro_batches) == (size, 64 // size)
+        assert (made.micro_batch, made.micro_batches) == (size, parts)
     assert not made.holds_gradients and made.line("network") == "network:exact"
     cost = made.estimate(workload(), found, HARDWARE)
     assert cost.storage_bytes == cost.phases[0].storage_bytes == 3 * 64

@@ -63,6 +63,11 @@ def test_resumed_epoch_goes_on_where_it_was(source):
         assert indices(source.epoch(2, 5, start_step=start)) == whole[start:]
 
 
+def test_parts_are_the_batch_in_nearly_equal_pieces(source):
+    whole, parts = indices(source.epoch(1, 11, 1)), indices(source.epoch(1, 11, 1, parts=4))
+    assert [len(part) for part in parts] == [3, 3, 3, 2] and [*chain.from_iterable(parts)] == whole[0]
+
+
 def test_in_order(source):
     assert indices(source.in_order(9)) == [list(range(9)), list(range(9, 18)), list(range(18, 24))]
 

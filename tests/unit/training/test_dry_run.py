@@ -119,8 +119,14 @@ def test_on_resume_the_batch_is_the_one_found_before(tmp_path):
 
 def test_both_kinds_of_micro_batch_are_run(tmp_path):
     made = []
-    rehearsed(make_run(tmp_path), 8, made=made, micro_batches=4)
+    rehearsed(make_run(tmp_path, batch_size=32, train_count=32), 8, made=made, micro_batches=4)
     assert made[0][1].steps == [(8, False), (8, True)] * 2, "the second time with optimizer state"
+
+
+def test_the_largest_micro_batch_follows_the_smallest_whose_gradients_are_held(tmp_path):
+    made = []
+    rehearsed(make_run(tmp_path, batch_size=30, train_count=32), 8, made=made, micro_batches=4)
+    assert made[0][1].steps == [(7, False), (8, True)] * 2
 
 
 def test_a_part_of_the_budget_is_reserved_meanwhile(tmp_path):

@@ -96,7 +96,7 @@ def test_a_weight_that_is_no_number_after_the_last_step_of_an_epoch_is_not_saved
 
 def test_micro_batches_share_a_step(tmp_path):
     events, trainable = [], OneWeight(micro_batches=2)
-    run = make_run(tmp_path, [events.append], epochs=1)
+    run = make_run(tmp_path, [events.append], epochs=1, batch_size=4)
     assert train(run, trainable, phase=dataclasses.replace(PHASE, batch_size=2)) == 2
     assert [(share, update) for _, share, update in trainable.calls] == [(0.5, False), (0.5, True)] * 2
     order = Source().order(0)
@@ -106,9 +106,39 @@ def test_micro_batches_share_a_step(tmp_path):
     assert [step.accuracy for step in steps] == [sum(s % 2 == 0 for s in order[a : a + 4]) / 4 for a in (0, 4)]
 
 
+def test_a_micro_batch_counts_as_many_times_as_it_has_images(tmp_path):
+    """Five images in parts of two, two and one; nine images make one step, and four are left."""
+    events, trainable = [], OneWeight(micro_batches=3)
+    run = make_run(tmp_path, [events.append], epochs=1, batch_size=5)
+    assert train(run, trainable, Source(9), dataclasses.replace(PHASE, batch_size=2)) == 1
+    order = Source(9).order(0)
+    assert [images for images, _, _ in trainable.calls] == [order[:2], order[2:4], order[4:5]]
+    assert [(share, update) for _, share, update in trainable.calls] == [(0.4, False), (0.4, False), (0.2, True)]
+    (step,) = of_kind(events, StepDone)
+    assert step.loss == pytest.approx(sum(order[:5]) / 5) and step.samples == 5
+
+
+def test_a_run_that_was_stopped_takes_the_same_parts(tmp_path):
+    """Two steps of five images in parts of 2, 2 and 1; the stop is at the end of the first."""
+    phase, options = dataclasses.replace(PHASE, batch_size=2), {"epochs": 1, "batch_size": 5}
+    whole = OneWeight(micro_batches=3)
+    train(make_run(tmp_path / "whole", **options), whole, phase=phase)
+    holder, first, second = [None], OneWeight(micro_batches=3), OneWeight(micro_batches=3)
+    first.before_step = stop_at(holder, 3)
+    holder[0] = make_run(tmp_path / "run", **options)
+    with pytest.raises(InterruptedRunError):
+        train(holder[0], first, phase=phase)
+    run = make_run(tmp_path / "run", **options)
+    assert run.resume()
+    second.load_state(run.resumed_tensors)
+    train(run, second, phase=phase)
+    assert first.calls + second.calls == whole.calls and [len(each) for each, _, _ in second.calls] == [2, 2, 1]
+    assert torch.equal(second.weight, whole.weight)
+
+
 def test_fewer_batches_than_micro_batches_make_one_step(tmp_path):
     trainable = OneWeight(micro_batches=8)
-    assert train(make_run(tmp_path, epochs=1), trainable, Source(6)) == 1
+    assert train(make_run(tmp_path, epochs=1, batch_size=16, train_count=16), trainable, Source(6)) == 1
     assert [(share, update) for _, share, update in trainable.calls] == [(1 / 3, False), (1 / 3, False), (1 / 3, True)]
 
 

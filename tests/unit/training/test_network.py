@@ -67,16 +67,16 @@ def test_the_loss_has_the_workloads_label_smoothing():
     assert any((a != b).any() for a, b in zip(mine.parameters(), unsmoothed.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("parts", [2, 3, 4, 5])
 def test_accumulated_micro_batches_are_the_whole_batch(parts):
     mine, theirs = network(), network()
     made = trainer(mine, micro_batches=parts)
     for _ in range(3):
         inputs, labels = images()
-        pieces = list(zip(inputs.chunk(parts), labels.chunk(parts), strict=True))
+        pieces = list(zip(inputs.tensor_split(parts), labels.tensor_split(parts), strict=True))
         for index, (some, those) in enumerate(pieces):
             before = copy.deepcopy(mine.state_dict())
-            made.step(some, those, 1 / parts, index == parts - 1)
+            made.step(some, those, len(some) / len(inputs), index == parts - 1)
             changed = any(not torch.equal(before[k], v) for k, v in mine.state_dict().items())
             assert changed == (index == parts - 1)
     plain(theirs, 3)

@@ -1,7 +1,9 @@
 """A made-up run: a trainable of one weight, a source of numbered samples, and a meter that reads what it is told."""
 
+import math
 from contextlib import nullcontext
 
+import numpy
 import torch
 from torch import nn
 
@@ -33,10 +35,12 @@ class Source:
     def order(self, epoch):
         return torch.randperm(self.count, generator=torch.Generator().manual_seed(epoch)).tolist()
 
-    def epoch(self, epoch, batch_size, start_step=0):
+    def epoch(self, epoch, batch_size, start_step=0, parts=1):
         order = self.order(epoch)
         for step in range(start_step, self.steps(batch_size)):
-            yield self.batch(order[step * batch_size : (step + 1) * batch_size])
+            samples = order[step * batch_size : (step + 1) * batch_size]
+            count = parts if len(samples) == batch_size else math.ceil(len(samples) / math.ceil(batch_size / parts))
+            yield from map(self.batch, numpy.array_split(samples, count))
 
     def in_order(self, batch_size, view=None):
         for first in range(0, self.count, batch_size):
@@ -117,7 +121,8 @@ def make_workload(**changes):
     settings = {
         "epochs": 3, "batch_size": 2, "batch_limit": 2, "optimizer": OptimizerSettings(lr=0.5, schedule="constant")
     }  # fmt: skip
-    return Workload("net", "data", (1, 1, 1), 2, 10, 4, 4, **(settings | changes))
+    settings |= {"train_count": 10} | changes
+    return Workload("net", "data", (1, 1, 1), 2, val_count=4, test_count=4, **settings)
 
 
 def make_run(folder, subscribers=(), budget=None, **changes):

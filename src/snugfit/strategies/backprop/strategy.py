@@ -113,7 +113,7 @@ class Backprop(FullNetwork):
         cost = super().estimate(workload, profile, hardware)
         if not self.in_tiles or hardware.device != "cpu":
             return cost
-        size = self.scratch_bytes * self.effective_batch
+        size = self.scratch_bytes * self.images(workload)
         phases = tuple(replace(phase, storage_bytes=size) for phase in cost.phases)
         return replace(cost, storage_bytes=size, phases=phases)
 
@@ -129,7 +129,7 @@ class Backprop(FullNetwork):
             return make
         limit, grown = run.budget.storage_bytes, run.count_storage
         files = MappedScratch(run.cache_dir, limit, grown, alternative="--batch-norm micro")
-        return whole_batch_trainers(make, self.effective_batch, scratch_on(str(run.device), files))
+        return whole_batch_trainers(make, self.images(run.workload), scratch_on(str(run.device), files))
 
     @property
     def takes_whole_batches(self) -> bool:

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._chain import Chain
 from snugfit._core.hardware import Hardware
+from snugfit._core.parts import largest_parts
 from snugfit._core.profile import ProbeLine
 from snugfit._core.workload import Workload
 from snugfit._training.network import NetworkTrainer
@@ -28,7 +29,6 @@ from snugfit.memory.scratch import MappedScratch
 from snugfit.profiling import Probe
 from snugfit.strategies.full_network import PLAIN_PROBE, MakeTrainer, network_probe
 from snugfit.strategies.memory_estimates import available_headroom, synthetic_batch
-from snugfit.strategies.micro_batch import divisors
 from snugfit.strategies.tiled_training import OneDeviceTrainer
 from snugfit.tiling.candidates import scratch_bytes
 from snugfit.tiling.grouping import named_profile
@@ -81,7 +81,7 @@ def whole_batch_trainers(make_plain: MakeTrainer, batch: int, scratch: MappedScr
         if parts == 1:
             return make_plain(chain, module, workload, 1)
         trainer = OneDeviceTrainer(chain, module, workload, 1, (1, 1), GROUPS, scratch)
-        trainer.forward.images = batch // parts
+        trainer.forward.images = -(-batch // parts)
         return trainer
 
     return make
@@ -111,7 +111,7 @@ def whole_batch_probe(workload: Workload, chain: Chain, hardware: Hardware) -> P
 
     probe = network_probe(WHOLE_BATCH_PROBE, chain, workload, hardware.device, make, hold=False)
     limit = workload.effective_batch
-    return replace(probe, sizes=divisors(limit), needed=partial(_too_large, limit))
+    return replace(probe, sizes=largest_parts(limit), needed=partial(_too_large, limit))
 
 
 def scratch_on(device: str, scratch: MappedScratch) -> MappedScratch | None:

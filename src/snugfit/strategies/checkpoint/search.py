@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from snugfit._core.budget import Budget
+from snugfit._core.parts import largest_parts
 from snugfit._core.profile import ProbeLine, Profile
 from snugfit._core.workload import Workload
 from snugfit.strategies.checkpoint.candidates import Candidate
 from snugfit.strategies.full_network import PLAIN_PROBE, batch_settings, network_cost
 from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, available_headroom
-from snugfit.strategies.micro_batch import MicroBatching, divisors, hold_modes, line_name
+from snugfit.strategies.micro_batch import MicroBatching, hold_modes, line_name
 
 MARGIN_BYTES = 3_000_000
 """Margin for the headroom of a step, which may shrink while probes are measured. Measuring stops only once a schedule
@@ -37,7 +38,7 @@ def fastest_schedule(
         micro = batch_settings(workload, profile, budget, probe, accumulate=accumulate, recomputes=again)
         if micro is not None:
             seconds = network_cost(profile, probe, workload, micro).seconds_per_epoch
-            found.setdefault((-micro.effective_batch, seconds), (probe, micro))
+            found.setdefault((-micro.images(workload), seconds), (probe, micro))
     return found[min(found)] if found else None
 
 
@@ -71,7 +72,7 @@ class MeasurementFilter:
         found = fastest_schedule(probes, self.workload, Profile((), lines), budget, accumulate=self.accumulate)
         least = candidate.bytes_at(1 if hold else self._batch, self._batch, hold=hold)
         may_fit = least * PROCESS_TO_TENSOR <= headroom
-        if found is None or found[1].effective_batch != self._batch:
+        if found is None or found[1].images(self.workload) != self._batch:
             last = self.candidates[-1]
             needed = last.bytes_at(1, self._batch, hold=False) * TENSOR_TO_PROCESS + 2 * self.left_bytes
             return candidate is last or (may_fit and needed <= headroom)  # its own kernels included
@@ -115,7 +116,7 @@ class MeasurementFilter:
         times = reference.seconds * (2 if held else 1)
         expected = {}
         for each, hold in self._steps():
-            sizes = divisors(self._batch)[:-1] if hold else (self._batch,)
+            sizes = largest_parts(self._batch)[:-1] if hold else (self._batch,)
             ratio = ratios.get(hold, max(ratios.values()))
             fits = [
                 size

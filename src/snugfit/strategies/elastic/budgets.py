@@ -49,7 +49,7 @@ class SelectionCosts:
     @cached_property
     def times(self) -> StepTimes:
         """The time model at the effective batch."""
-        return StepTimes(self._network(self.micro.effective_batch))
+        return StepTimes(self._network(self.micro.images(self.workload)))
 
     def _network(self, batch: int) -> Network:
         if self.profile.tensors is None:

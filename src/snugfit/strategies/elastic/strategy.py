@@ -142,7 +142,7 @@ class Elastic(ElasticSettings):
         else:
             mask = self.fixed(costs.memory)
             peak, step, ranking = costs.predicted_peak(mask), costs.times.step_seconds(mask), 0.0
-        batch = self.effective_batch
+        batch = self.images(workload)
         steps = max(workload.train_count // batch, 1)
         epoch = step * (steps + VALIDATION_SHARE * workload.val_count / batch)
         phases = tuple(

@@ -34,7 +34,7 @@ from snugfit.strategies.memory_estimates import (
     step_headroom,
     with_safety,
 )
-from snugfit.strategies.micro_batch import choose_batch, divisors, hold_modes, line_name
+from snugfit.strategies.micro_batch import choose_batch, hold_modes, line_name
 from snugfit.strategies.sidenet.configurations import (
     PREFIX,
     Configuration,
@@ -160,7 +160,7 @@ class Sidenet(SidenetSettings):
             left = headroom - LEFT_BY_RETRAINING if each.pruned else headroom
             if each.pruned and self._retraining(workload, lines, left, 0) is None:
                 continue
-            micro = choose_batch(lines, each.probe, left, batch, accumulate=self.accumulate)
+            micro = choose_batch(lines, each.probe, left, workload, accumulate=self.accumulate)
             if micro is not None:
                 seconds = micro.seconds(lines[micro.line(each.probe)]) * (batch / micro.micro_batch)
                 yield FittedConfiguration(each, micro, each.loss_at(micro.micro_batch, batch), seconds)
@@ -199,10 +199,10 @@ class Sidenet(SidenetSettings):
         """Cost from the measured line of its configuration."""
         line = profile.lines[self.line(self.configuration.probe)]
         passed = forward_images(workload, tracks=self.scheme == "rep-net")  # the side network's norms
-        epoch = self.epoch_seconds(line, workload.train_count, passed)
+        epoch = self.epoch_seconds(line, workload, passed)
         resident = profile.base_bytes + LEFT_BY_RETRAINING * self.configuration.pruned
         resident += passing_kernel_bytes(workload, self.micro_batch, line.shape_bytes)
-        peak = with_safety(resident, line.bytes_at(self.micro_batch))
+        peak = with_safety(resident, self.step_bytes(line, workload))
         phases = [Phase("fine-tune", peak, epoch * workload.epochs, self.micro_batch)]
         if self.configuration.pruned:
             headroom = profile.lines[RETRAIN].bytes_at(self.retrain_batch)
@@ -265,7 +265,7 @@ def _applies(configuration: Configuration, frozen: FrozenNetwork) -> bool:
 def _least_loss(workload: Workload, configuration: Configuration, hold: bool) -> float:
     """Expected loss of a configuration with the full batch at once or, with held gradients, its largest part."""
     batch = workload.effective_batch
-    return configuration.loss_at(([1, *divisors(batch)[:-1]] if hold else [batch])[-1], batch)
+    return configuration.loss_at(-(-batch // 2) if hold else batch, batch)
 
 
 def _best(fitting: Iterable[FittedConfiguration]) -> FittedConfiguration | None:

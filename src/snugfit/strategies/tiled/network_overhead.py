@@ -51,8 +51,9 @@ class NetworkOverhead:
 
         ``tracks`` is as in :func:`snugfit.strategies.memory_estimates.forward_images`.
         """
-        steps = max(workload.train_count // micro.effective_batch, 1)
-        images = steps * micro.effective_batch + VALIDATION_SHARE * forward_images(workload, tracks=tracks)
+        batch = micro.images(workload)
+        steps = max(workload.train_count // batch, 1)
+        images = steps * batch + VALIDATION_SHARE * forward_images(workload, tracks=tracks)
         epoch = steps * (micro.micro_batches * self.step_seconds + self.update_seconds) + images * self.image_seconds
         sent = steps * (micro.micro_batches * self.step_bytes + self.update_bytes) + images * self.image_bytes
         phases = tuple(replace(phase, seconds=phase.seconds + epoch * workload.epochs) for phase in cost.phases)
