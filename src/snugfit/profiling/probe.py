@@ -23,7 +23,7 @@ ABOVE_FLOOR = 1.05
 LONG_STEP_SECONDS = 0.15
 """A step that takes longer runs only once, because generating its kernels is a small part of it."""
 LONGEST_STEP_SECONDS = 1.0
-"""No longer step is run to refine a line, ..."""
+"""No longer step of a part of a network is run to refine a line, ..."""
 FARTHEST = 4
 """... unless the batch to be used is larger than the largest measured batch by more than this factor."""
 BEYOND_MEASURED = 0.05
@@ -57,6 +57,10 @@ class Probe:
             equals no other.
         partial_bytes: workspace that only some batch sizes need, multiples of the number of threads among them.
         warm_up: whether the first step at a batch size does not represent the next ones, however long it is.
+        longest_seconds: no step that is expected to take longer is run to refine the line, unless the batch to be used
+            is far larger than the largest measured one.
+        headroom: bytes that a step in training may take, from those available and those that a new batch size leaves;
+            the largest batch is measured where training would use it. All but those of kernels if None.
         needed: whether it is worth measuring, from the lines so far, with None for probes that did not fit, and the
             bytes available; always if None. It is checked again after other measurements.
     """
@@ -72,6 +76,8 @@ class Probe:
     same: str = ""
     partial_bytes: int = 0
     warm_up: bool = False
+    longest_seconds: float = LONGEST_STEP_SECONDS
+    headroom: Callable[[float, float], float] | None = None
     needed: Callable[[Mapping[str, ProbeLine | None], float], bool] | None = None
 
     @property
@@ -255,10 +261,14 @@ class _Attempt:
 
     def _measure_largest(self, before: int) -> None:
         line = fit_line(self.probe.name, [ProbePoint(b, peak - before, s) for b, peak, s in self.measured])
-        largest = line.largest_batch(self.available - self.limit.kernel_bytes, self.probe.batch_limit)
-        if line.seconds_at(largest) > LONGEST_STEP_SECONDS:
+        room = self.available - self.limit.kernel_bytes
+        if self.probe.headroom is not None:
+            room = min(room, self.probe.headroom(self.available, self.shape_bytes))
+        largest = line.largest_batch(room, self.probe.batch_limit)
+        longest = self.probe.longest_seconds
+        if line.seconds_at(largest) > longest:
             self.cut_short = True
-            quick = (LONGEST_STEP_SECONDS - line.fixed_seconds) / max(line.sample_seconds, 1e-9)
+            quick = (longest - line.fixed_seconds) / max(line.sample_seconds, 1e-9)
             largest = min(largest, max(int(quick), -(-largest // FARTHEST)))
         while (allowed := self._allowed(largest)) > self.measured[-1][0]:
             if self._measure(allowed):

@@ -6,6 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -35,6 +36,7 @@ from snugfit.profiling import Probe, unit_stats
 from snugfit.strategies.memory_estimates import (
     PASS_SHARE,
     SAFETY,
+    available_headroom,
     forward_images,
     passing_kernel_bytes,
     place_synthetic_weights,
@@ -51,6 +53,10 @@ from snugfit.strategies.micro_batch import MicroBatching, choose_batch, hold_mod
 MakeForward = Callable[[Chain], Forward]
 MakeTrainer = Callable[[Chain, nn.Module, Workload, int], NetworkTrainer]
 """Makes a trainer from a chain, its units as one module, the workload, and the micro-batches of a step."""
+
+LONGEST_STEP_SECONDS = 4.0
+"""No longer step of a whole network is run to refine its line. There are few such lines, and training takes many steps;
+between or beyond measured batches a line was up to 12 % too high."""
 
 PLAIN_PROBE = "network"
 """Name of the probe of the network's step without recomputation; several strategies share it."""
@@ -111,8 +117,31 @@ def network_probe(
         return max(peak, weights)
 
     limit = workload.effective_batch
-    sizes = largest_parts(limit) if hold else ()
-    return Probe(line_name(name, hold=hold), build, floor, limit, sizes=sizes, layers=weight_layers(chain))
+    return Probe(
+        line_name(name, hold=hold),
+        build,
+        floor,
+        limit,
+        sizes=largest_parts(limit) if hold else (),
+        layers=weight_layers(chain),
+        longest_seconds=LONGEST_STEP_SECONDS,
+        headroom=partial(_expected_headroom, workload, sum(unit.parameters for unit in chain.all_units)),
+    )
+
+
+def _expected_headroom(workload: Workload, parameters: int, available: float, shape_bytes: float) -> float:
+    """Bytes for the kernels and tensors of a step in training, of those available when its probe is measured.
+
+    Every new batch size leaves ``shape_bytes``. A step has micro-batches of up to two sizes.
+    """
+    state = 4 * parameters * workload.optimizer.state_per_parameter
+    passing = _most_passing_bytes(workload, shape_bytes)
+    return available_headroom(available, reserved_bytes(state, passing)) - passing - 2 * shape_bytes
+
+
+def _most_passing_bytes(workload: Workload, shape_bytes: float) -> float:
+    """Most bytes of :func:`passing_kernel_bytes`, whatever the batch."""
+    return 2 * PASS_SHARE * shape_bytes * (workload.epochs > 1)
 
 
 def batch_settings(
@@ -136,7 +165,7 @@ def batch_settings(
     """
     weights = 4 * sum(unit.trained for unit in profile.units)
     lines = [profile.lines[name] for name in (probe, line_name(probe, hold=True)) if name in profile.lines]
-    passing = 2 * PASS_SHARE * max((line.shape_bytes for line in lines), default=0.0) * (workload.epochs > 1)
+    passing = _most_passing_bytes(workload, max((line.shape_bytes for line in lines), default=0.0))
     state = weights * workload.optimizer.state_per_parameter
     late = min(state, SAFETY * (budget.memory_bytes or 0))
     held, whole = (

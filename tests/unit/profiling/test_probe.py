@@ -133,6 +133,15 @@ def test_only_batches_that_may_be_chosen_are_measured_at_the_end():
     assert measure_probe(made, machine, machine).points[-1].batch == 64
 
 
+def test_the_largest_batch_is_measured_where_training_would_use_it():
+    """Of 1540 bytes a step may take 1200; of the 70 samples in them 64 may be chosen, and of 103 in all bytes 100."""
+    machine, sizes = Machine(budget=2540), (1, 2, 4, 8, 16, 32, 64, 100)
+    made, _ = probe(machine, fixed=500, sample=10, limit=512, sizes=sizes)
+    assert measure_probe(made, machine, machine).points[-1].batch == 100
+    made = replace(made, headroom=lambda available, shape_bytes: available - 340 - shape_bytes)
+    assert measure_probe(made, machine, machine).points[-1].batch == 64
+
+
 def test_a_step_that_grows_faster_than_its_line_is_tried_smaller():
     machine = Machine(budget=3000)
 
@@ -498,3 +507,5 @@ def test_long_steps_are_not_measured_at_the_largest_batch_and_more_is_allowed_fo
     assert max(ran) == 20, "which takes a second"
     assert line.seconds_at(64) == pytest.approx(3.2)
     assert line.bytes_at(64) >= 1000 + 6400 + 0.05 * 44 * 100 and line.bytes_at(20) >= 3000
+    patient = measure_probe(replace(made, longest_seconds=4.0), machine, machine)
+    assert [point.batch for point in patient.points] == [2, 8, 64], "which takes 3.2 seconds"
