@@ -57,6 +57,18 @@ def test_kernels_of_earlier_blocks_are_still_in_memory():
     assert residency(needs, headroom=72).largest_batches(9) == [5, 3, 2]
 
 
+def test_kernels_of_measured_batches_are_in_memory_before_training():
+    """All units were measured at 8; the first trains at 8, the second at 4, and passes leave a third of 6 and 3."""
+    needs = [need(0, 20, 10, shape_bytes=size, measured=(2, 8)) for size in (6, 3, 9)]
+    made, blocks = residency(needs), [Block(0, 0, 8), Block(1, 1, 4), Block(2, 2, 8)]
+    final = Phase("exit", 0, 0.0, 1)
+    cost = estimate_blocks(made, blocks, [[0.0]] * 3, workload(train_count=90, val_count=10), 1, final)
+    step = [20 + 80 - 6, 20 + 40 - 3, 20 + 80 - 9]
+    wanted = [step[0], step[1] + 3 + 6 / 3, step[2] + 3 + (6 + 3) / 3]
+    assert [phase.peak_bytes for phase in cost.phases[:3]] == [with_safety(0, size) for size in wanted]
+    assert [made.bytes_of(block) for block in blocks] == [100, 57 + 9 + 2, 91 + 18 + 3], "blocks before may change"
+
+
 def test_a_batch_that_was_not_measured_may_need_more_workspace():
     """100 + 10 b, and 35 bytes more above the measured batch of 4."""
     needs = [need(0, 100, 10, measured_batch=4, partial_bytes=35)]
@@ -81,9 +93,9 @@ def test_lines_say_what_a_trained_unit_leaves_behind():
     assert [(each.measured_batch, each.partial_bytes) for each in needs] == [(8, 0), (2, 0), (8, 5 * MB)]
     assert [each.shape_bytes for each in needs] == [3 * MB, 2 * MB, MB]
     assert [each.fixed_bytes for each in needs] == [13 * MB, 12 * MB, 11 * MB]
-    filled = Blockwise(blocks=((0, 0, 2), (1, 1, 2), (2, 2, 2)))
+    filled = Blockwise(blocks=((0, 0, 4), (1, 1, 4), (2, 2, 4)))
     peaks = [phase.peak_bytes for phase in filled.estimate(workload(), made, HARDWARE).phases]
-    assert peaks[:3] == [with_safety(0, step * MB) for step in (15, 14 + 3 + 1, 13 + 5 + 5 / 3)]
+    assert peaks[:3] == [with_safety(0, step * MB) for step in (17, 16 + 3 + 1, 15 + 5 + 5 / 3)]
 
 
 def test_a_profile_of_larger_modules_alone_has_a_shortfall():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from snugfit._core.plan import Cost, Phase
 from snugfit._core.workload import Workload
@@ -34,6 +35,7 @@ class UnitNeeds:
         shape_bytes: bytes that stay in memory after its training: kernels of batch sizes that were not measured (also
             part of ``fixed_bytes``).
         measured_batch: largest batch that was measured.
+        measured: batch sizes whose kernels are in memory already, because they were measured in this process.
         partial_bytes: additional workspace of larger batches.
     """
 
@@ -50,6 +52,11 @@ class UnitNeeds:
     shape_bytes: float = 0.0
     measured_batch: int = 0
     partial_bytes: int = 0
+    measured: tuple[int, ...] = ()
+
+    def new_kernel_bytes(self, batch: int | None) -> float:
+        """Kernels that training leaves at a batch size; None if that is open."""
+        return 0.0 if batch in self.measured else self.shape_bytes
 
     def step_bytes(self, batch: int) -> float:
         """Upper bound of the unit's step."""
@@ -87,8 +94,10 @@ class Residency:
     all_units: bool
     recompute: bool = False
 
-    def bytes_of(self, block: Block) -> float:
+    def bytes_of(self, block: Block, batches: Sequence[int] = ()) -> float:
         """Bytes of a block at its batch size, above the base: resident units, and the largest step of its units.
+
+        ``batches`` are those of the units up to this block's last, if they are known.
 
         The block's input stays in memory until its last unit is done, in the cache's type (one batch in use, one being
         read) and in float32. A unit's line was measured with the unit's own input instead.
@@ -104,16 +113,16 @@ class Residency:
                 held = 2 * (first.input_bytes - need.input_bytes) + first.input_elements * 4
                 step += held * block.batch_size
             steps.append(step - need.shape_bytes)
-        return kept + max(steps) + self.leftover_bytes(block.first, block.last) + self._trunk_bytes(block)
+        return kept + max(steps) + self.leftover_bytes(block.first, block.last, batches) + self._trunk_bytes(block)
 
-    def leftover_bytes(self, passed: int, last: int) -> float:
+    def leftover_bytes(self, passed: int, last: int, batches: Sequence[int] = ()) -> float:
         """Bytes of kernels that stay in memory after training the units up to ``last``, including earlier blocks.
 
         The first ``passed`` units have also run without training, at smaller batches. Measured and predicted: VGG-8 in
         bfloat16 before the sixth block 7.4 MB and 8.7 MB, ResNet-18 before the ninth 3.1 and 2.9, MobileNetV2 before
-        the fourth 2.8 and 6.8.
+        the fourth 2.8 and 6.8. Kernels of the ``batches`` at which units train count only if these were not measured.
         """
-        trained = sum(need.shape_bytes for need in self.needs[: last + 1])
+        trained = sum(need.new_kernel_bytes(batch) for need, batch in zip_longest(self.needs[: last + 1], batches))
         return trained + PASS_SHARE * sum(need.shape_bytes for need in self.needs[:passed])
 
     def _trunk_bytes(self, block: Block) -> int:
@@ -167,6 +176,11 @@ def make_blocks(
     return blocks if all(residency.trains(block) for block in blocks) else []
 
 
+def unit_batches(blocks: Sequence[Block]) -> list[int]:
+    """Batch size of every unit."""
+    return [block.batch_size for block in blocks for _ in block.units]
+
+
 def block_name(names: Sequence[str], index: int) -> str:
     """Name of a block: position, first and last unit."""
     stretch = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
@@ -188,6 +202,7 @@ def estimate_blocks(
     """
     phases, epoch_seconds, previous, storage, trunk = [], 0.0, 0, 0, 0.0
     rows = workload.train_count * views + workload.val_count
+    batches = unit_batches(blocks)
     for index, (block, seconds) in enumerate(zip(blocks, seconds_per_sample, strict=True)):
         names = tuple(residency.needs[i].name for i in block.units)
         last = index == len(blocks) - 1
@@ -197,7 +212,7 @@ def estimate_blocks(
         trunk += step
         passed = forward_images(workload, tracks=True) + (0 if last else workload.train_count * views)
         evaluate = EVALUATION_SHARE * step * passed
-        peak = with_safety(residency.base_bytes, residency.bytes_of(block))
+        peak = with_safety(residency.base_bytes, residency.bytes_of(block, batches[: block.last + 1]))
         phases.append(
             Phase(block_name(names, index), peak, train * workload.epochs + evaluate, block.batch_size, names, cache)
         )

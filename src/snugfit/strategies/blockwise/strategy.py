@@ -32,6 +32,7 @@ from snugfit.strategies.blockwise.blocks import (
     UnitNeeds,
     estimate_blocks,
     make_blocks,
+    unit_batches,
 )
 from snugfit.strategies.blockwise.config import BlockwiseSettings, asks_for_exit, unit_option
 from snugfit.strategies.blockwise.controller import Controller
@@ -224,6 +225,7 @@ class Blockwise(BlockwiseSettings):
             saved_bytes=max(stats.saved_bytes + stats.output_bytes for stats in units),
             shape_bytes=new,
             measured_batch=line.measured_batch if line else 0,
+            measured=tuple(point.batch for point in line.points) if line and not line.elsewhere else (),
             partial_bytes=line.partial_bytes if line else 0,
         )
 
@@ -302,7 +304,7 @@ class Blockwise(BlockwiseSettings):
         ]
         residency = self._residency(workload, profile, Budget())
         tested = _tested_weights(profile, hardware) + _tested_sample(profile) * self.test_batch
-        peak = with_safety(profile.base_bytes + _leftover_bytes(residency), tested)
+        peak = with_safety(profile.base_bytes + _leftover_bytes(residency, unit_batches(blocks)), tested)
         images = workload.test_count + workload.val_count
         final = Phase("exit", peak, EVALUATION_SHARE * sum(map(sum, seconds)) * images, self.test_batch)
         return estimate_blocks(residency, blocks, seconds, workload, self.views, final)
@@ -387,9 +389,10 @@ def _module_of_probe(probe: str, numbers: Mapping[str, int]) -> Module:
     return numbers[first], numbers[last or first], schedule
 
 
-def _leftover_bytes(residency: Residency) -> float:
-    """Bytes that trained blocks leave in memory during the final test."""
-    return max(TRAINED_BLOCKS_BYTES, residency.leftover_bytes(len(residency.needs), len(residency.needs)))
+def _leftover_bytes(residency: Residency, batches: Sequence[int] = ()) -> float:
+    """Bytes that trained blocks leave in memory during the final test, of units at these batch sizes if known."""
+    count = len(residency.needs)
+    return max(TRAINED_BLOCKS_BYTES, residency.leftover_bytes(count, count, batches))
 
 
 def _tested_weights(profile: Profile, hardware: Hardware) -> int:
