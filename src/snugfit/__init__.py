@@ -44,7 +44,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"snugfit.{name}")
     if name == "__all__" or not name.startswith("_"):
         api = import_module("snugfit._api")
-        public = sorted(key for key, each in vars(api).items() if key[0] != "_" and not isinstance(each, ModuleType))
+        here = (key for key, each in vars(api).items() if key[0] != "_" and not isinstance(each, ModuleType))
+        public = sorted({*here, *api.LATE} - {"Any", "LATE", "TYPE_CHECKING"})
         if name in ("__all__", *public):
             return public if name == "__all__" else getattr(api, name)
     raise AttributeError(f"module 'snugfit' has no attribute '{name}'")

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from snugfit._cli import worker
 from snugfit._core.plan import Plan
 from snugfit._core.request import Request
 from snugfit._report import tables
 from snugfit._report.tables import print_plan
+from snugfit._training.events import Notice, StepDone
 
 
 @pytest.fixture(autouse=True)
@@ -247,3 +249,10 @@ def test_help_and_usage_errors_import_no_torch():
 def test_python_dash_m():
     done = subprocess.run([sys.executable, "-m", "snugfit", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("snugfit ")
+
+
+def test_a_quiet_run_shows_notices_alone(capsys):
+    with worker._progress(quiet=True) as show:
+        show(Notice("the batch is [16]"))
+        show(StepDone("network", 0, 1, 2, loss=0.5, accuracy=None, lr=0.1, seconds=1.0, current_bytes=1, peak_bytes=2))
+    assert capsys.readouterr().err == "note  the batch is [16]\n"

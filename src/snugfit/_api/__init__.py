@@ -1,4 +1,6 @@
-"""The public functions and classes: what this module imports is found in the package ``snugfit``."""
+"""The public functions and classes: what this module imports, or names in ``LATE``, is found in ``snugfit``."""
+
+from typing import TYPE_CHECKING, Any
 
 from snugfit._api.planning import RunnablePlan as RunnablePlan
 from snugfit._api.planning import plan as plan
@@ -18,11 +20,8 @@ from snugfit._core.plan import Plan as Plan
 from snugfit._core.record import Record as Record
 from snugfit._core.request import Request as Request
 from snugfit._data import Splits as Splits
-from snugfit._data import from_dataset as from_dataset
-from snugfit._data import load_boxed as load_boxed
 from snugfit._engine.loading import Architecture as Architecture
 from snugfit._engine.process import prepare_process as prepare_process
-from snugfit._report.console import ConsoleProgress as ConsoleProgress
 from snugfit._storage.run_folder import Verification as Verification
 from snugfit._storage.run_folder import verify as verify
 from snugfit._training.events import CacheProgress as CacheProgress
@@ -38,3 +37,26 @@ from snugfit._training.events import RunStarted as RunStarted
 from snugfit._training.events import StepDone as StepDone
 from snugfit._training.events import TensorsSelected as TensorsSelected
 from snugfit._training.stopping import StopFlag as StopFlag
+
+if TYPE_CHECKING:
+    from snugfit._data.boxed import load_boxed as load_boxed
+    from snugfit._data.user import from_dataset as from_dataset
+    from snugfit._report.console import ConsoleProgress as ConsoleProgress
+
+LATE = {
+    "ConsoleProgress": "snugfit._report.console",
+    "from_dataset": "snugfit._data.user",
+    "load_boxed": "snugfit._data.boxed",
+}
+"""Modules of names that not every process needs, and whose imports (rich, PIL) take memory."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LATE:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    from importlib import import_module
+
+    from snugfit.memory.process import library_import
+
+    with library_import():
+        return getattr(import_module(LATE[name]), name)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from snugfit._api.training import TrainedRecord
+from snugfit._api.training import TrainedRecord, shown
 from snugfit._core.budget import Budget
 from snugfit._core.option_groups import FROM_PYTHON, BudgetOptions, Trained
 from snugfit._core.options import Count, checked
@@ -18,12 +18,9 @@ from snugfit._core.record import TRIAL_STEPS, Trial
 from snugfit._core.request import Request
 from snugfit._engine.builder import own_splits
 from snugfit._engine.distributed import commands_of_run
-from snugfit._engine.planning import Planned, make_plan, profile_units
+from snugfit._engine.planning import Planned, make_plan
 from snugfit._engine.running import execute
-from snugfit._engine.trials import compare
 from snugfit._planner import infeasible_error
-from snugfit._report.console import ConsoleProgress
-from snugfit._report.tables import plan_text
 from snugfit._storage.outputs import require_places
 from snugfit._training.events import Subscriber
 from snugfit._training.stopping import StopFlag
@@ -57,6 +54,8 @@ class RunnablePlan(Planned):
     """
 
     def __str__(self) -> str:
+        from snugfit._report.tables import plan_text
+
         return plan_text(self.plan)
 
     def to_json(self) -> dict[str, Any]:
@@ -84,8 +83,7 @@ class RunnablePlan(Planned):
         if self.plan.choice is None:
             raise infeasible_error(self.plan)
         self._require_processes()
-        shown = (ConsoleProgress(),) if subscribers is None else subscribers
-        return TrainedRecord(execute(self, shown, out, stop), self.assembly.module)
+        return TrainedRecord(execute(self, shown(subscribers), out, stop), self.assembly.module)
 
     def compare(self, steps: int = TRIAL_STEPS, subscribers: Sequence[Subscriber] = ()) -> list[Trial]:
         """Compare the predictions with one short real run of each strategy that fits, inside the budget.
@@ -103,6 +101,8 @@ class RunnablePlan(Planned):
         checked("compare_steps", Count, steps)
         if self.plan.choice is None:
             raise infeasible_error(self.plan)
+        from snugfit._engine.trials import compare
+
         return compare(self, steps, subscribers)
 
     def _require_processes(self) -> None:
@@ -158,6 +158,7 @@ def plan(
         UsageError: an option that does not exist, or that contradicts another.
         DataError, ModelError: data or model cannot be used.
     """
+    shown(None)  # now, because what is imported after planning leaves less of a total
     request = Request.of(**options)
     require_places(request.machine.out, request.machine.cache_dir)
     splits, module = own_splits(data, request), None
@@ -203,6 +204,8 @@ def profile_request(
         ModelError: a side network is to train, and the model can have none.
         InfeasibleBudgetError: ``tensors`` is set, and no operator can be timed within the memory budget.
     """
+    from snugfit._engine.unit_profile import profile_units
+
     return profile_units(
         request,
         subscribers,

@@ -1,4 +1,7 @@
-"""Use a trained model: load, evaluate, predict and export it, and draw its report."""
+"""Use a trained model: load, evaluate, predict and export it, and draw its report.
+
+Each function imports what it needs, because training needs none of it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,7 @@ from torch import nn
 
 from snugfit._core.option_groups import ExportFormat, Split
 from snugfit._core.options import Count, checked, from_keywords
-from snugfit._engine import exporting, inference, loading
-from snugfit._engine.figure_data import PictureOptions, make_pictures
-from snugfit._report.page import require_page, write_report
+from snugfit._engine import loading
 
 
 def load(run: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
@@ -61,6 +62,8 @@ def evaluate(
     Raises:
         DataError: the data has no such split, or other classes.
     """
+    from snugfit._engine import inference
+
     return inference.measured(Path(run), data, data_dir, split, model)
 
 
@@ -92,6 +95,8 @@ def predict(
     Raises:
         DataError: there are no images; or, after all others are classified, that some cannot be decoded.
     """
+    from snugfit._engine import inference
+
     yield from inference.predicted(Path(run), Path(images), checked("top", Count | None, top), model)
 
 
@@ -124,6 +129,8 @@ def export(
     """
     checked("format", ExportFormat, format)
     checked("check", bool, check)
+    from snugfit._engine import exporting
+
     return exporting.export(Path(run), None if out is None else Path(out), format, check, model)
 
 
@@ -153,6 +160,9 @@ def draw_report(
         CheckpointError: the folder holds no finished run.
         UsageError: there is no such option, unit, class or number of images, or the page cannot be written.
     """
+    from snugfit._engine.figure_data import PictureOptions, make_pictures
+    from snugfit._report.page import require_page, write_report
+
     chosen = from_keywords(PictureOptions, options)
     require_page(Path(run))  # before pictures are made, which takes a while
     if not pictures:

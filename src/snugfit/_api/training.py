@@ -14,10 +14,10 @@ from torch import nn
 from snugfit._api.trained_models import draw_report, export, load
 from snugfit._core.record import Record
 from snugfit._engine import running
-from snugfit._report.console import ConsoleProgress
 from snugfit._storage.tensor_file import MODEL_FILE
 from snugfit._training.events import Subscriber
 from snugfit._training.stopping import StopFlag
+from snugfit.memory.process import library_import
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,16 @@ class TrainedRecord:
         return export(self.record.run_dir, out, format=format, model=self.module)
 
 
+def shown(subscribers: Sequence[Subscriber] | None) -> Sequence[Subscriber]:
+    """The subscribers of a run: progress bars by default, which take rich."""
+    if subscribers is not None:
+        return subscribers
+    with library_import():
+        from snugfit._report.console import ConsoleProgress
+
+        return (ConsoleProgress(),)
+
+
 def resume(
     run: str | Path,
     subscribers: Sequence[Subscriber] | None = None,
@@ -94,5 +104,4 @@ def resume(
         CheckpointError: the folder is not a run folder, or damaged.
         InterruptedRunError: it was stopped again.
     """
-    shown = (ConsoleProgress(),) if subscribers is None else subscribers
-    return TrainedRecord(*running.resume(Path(run), shown, model, data, stop))
+    return TrainedRecord(*running.resume(Path(run), shown(subscribers), model, data, stop))

@@ -18,11 +18,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from snugfit._cli.output import FailedError
 from snugfit._core.documents import read_as
 from snugfit._core.hardware import cores, processor
+from snugfit._core.machine_memory import installed_bytes
 from snugfit._core.options import AUTO, data_sets_in
 from snugfit._core.paths import data_root, profiles_folder, try_write_text
 from snugfit._core.plan import Plan
@@ -99,7 +98,7 @@ def _software() -> list[str | None]:
 def _machine() -> list[Any]:
     """What distinguishes this machine from others that share its files."""
     gpus = sorted(path.name for path in Path("/proc/driver/nvidia/gpus").glob("*"))
-    return [platform.platform(), processor(), cores(), psutil.virtual_memory().total, gpus]
+    return [platform.platform(), processor(), cores(), installed_bytes(), gpus]
 
 
 def _files(request: Request, folder: Path) -> list[Any] | None:

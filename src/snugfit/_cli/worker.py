@@ -9,14 +9,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from snugfit._cli.child_process import FORWARDED
-from snugfit._cli.output import FailedError, explain
+from snugfit._cli.output import FailedError, explain, note
 from snugfit._cli.startup import die_with_parent, ignore_signals, prepare_streams, redeliver_swallowed_interrupts
 from snugfit._core.request import Request
-from snugfit._report.console import ConsoleProgress
-from snugfit._training.events import Event, RunStarted
+from snugfit._training.events import Event, Notice, RunStarted
 from snugfit.errors import InterruptedRunError
 
 API_MODULE = "snugfit._api"
@@ -74,11 +74,25 @@ def _work(job: dict[str, Any], send: Send) -> Any:
         if isinstance(event, RunStarted):
             send(run_dir=event.run_dir)
 
-    with ConsoleProgress(quiet=job["quiet"]) as progress:
+    with _progress(job["quiet"]) as progress:
         if job["command"] == "train" and "WORLD_SIZE" in os.environ:
             return _train_in_launch(api, job, (announce, progress))
         api.prepare_process(job["threads"], waiting=os.getppid())
         return COMMANDS[job["command"]](api, job, (announce, progress), send)
+
+
+def _progress(quiet: bool) -> AbstractContextManager[Callable[[Event], None]]:
+    """What shows events: bars, or notices alone, which take no rich."""
+    if quiet:
+        return nullcontext(_show_notice)
+    from snugfit._report.console import ConsoleProgress
+
+    return ConsoleProgress()
+
+
+def _show_notice(event: Event) -> None:
+    if isinstance(event, Notice):
+        note(f"note  {event.message}")
 
 
 def _plan(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:

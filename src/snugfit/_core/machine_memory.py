@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from snugfit._quantities import format_bytes
 
@@ -81,8 +82,8 @@ def memory_groups(proc: Path = PROC, groups: Path = GROUPS) -> Iterator[MemoryGr
 def machine_memory(own_bytes: int, proc: Path = PROC, groups: Path = GROUPS) -> MachineMemory:
     """Memory for a run whose processes use ``own_bytes`` already."""
     found = counts(proc / "meminfo")
-    ram = (found["MemAvailable:"] * 1024, found["MemTotal:"] * 1024) if "MemAvailable:" in found else _available()
-    machine = ram[0] + own_bytes, ram[1]
+    available = found["MemAvailable:"] * 1024 if "MemAvailable:" in found else int(_virtual_memory().available)
+    machine = available + own_bytes, installed_bytes(proc)
     free = [left for group in memory_groups(proc, groups) if (left := group.free_bytes(own_bytes)) is not None]
     return MachineMemory(machine[0], min(free)[0] if free else None, min([machine, *free])[1])
 
@@ -100,12 +101,16 @@ def counts(path: Path) -> dict[str, int]:
     return {}
 
 
-def _available() -> tuple[int, int]:
-    """Memory that is available, and all memory, where there is no /proc/meminfo."""
-    import psutil  # the parent process needs it nowhere else
+def installed_bytes(proc: Path = PROC) -> int:
+    """All memory of this machine."""
+    return counts(proc / "meminfo").get("MemTotal:", 0) * 1024 or int(_virtual_memory().total)
 
-    memory = psutil.virtual_memory()
-    return int(memory.available), int(memory.total)
+
+def _virtual_memory() -> Any:
+    """What psutil says, where there is no /proc/meminfo."""
+    import psutil  # 0.6 MB
+
+    return psutil.virtual_memory()
 
 
 def _number(path: Path) -> int | None:

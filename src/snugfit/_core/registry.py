@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from snugfit._core.option_groups import BaseRequest
 from snugfit._core.strategy_config import StrategyConfig, merged_options
 from snugfit.errors import UnknownNameError
 
@@ -57,16 +58,29 @@ def _why_unusable(kind: Any, found: dict[str, StrategyConfig]) -> str | None:
     return None
 
 
-def import_strategies() -> None:
-    """Import the modules of all strategies; one of an installed package that fails is left out with a warning."""
-    for name, config in list(strategies().items()):
+def considered(request: BaseRequest) -> list[StrategyConfig]:
+    """The strategy that a request names, or those that ``auto`` considers."""
+    name = request.strategy.strategy
+    if name != "auto":
+        return [config_of(name)]
+    return [config for config in strategies().values() if config.why_not(request) is None]
+
+
+def import_strategies(request: BaseRequest) -> None:
+    """Import the modules of the strategies that a request considers.
+
+    A strategy of an installed package that fails is left out with a warning.
+    """
+    for config in considered(request):
         try:
-            strategy_class(name)
+            for module in (config.implementation.partition(":")[0], *config.modules(request)):
+                importlib.import_module(module)
+            strategy_class(config.name)
         except Exception as error:
             if config.implementation.startswith(f"{GROUP}."):
                 raise
-            del strategies()[name]
-            warnings.warn(f"the strategy {name} is left out, since it cannot be imported: {error}", stacklevel=2)
+            del strategies()[config.name]
+            warnings.warn(f"the strategy {config.name} is left out, since it cannot be imported: {error}", stacklevel=2)
 
 
 def find_config(name: str) -> StrategyConfig:
@@ -102,20 +116,28 @@ class Plugins:
         """All names, without imports, which may take seconds."""
         return tuple(dict.fromkeys([*self._declared(), *(point.name for point in entry_points(group=self.group))]))
 
+    def load(self, name: str) -> Any:
+        """The object of a name; None if the import fails, with a warning, or if there is none."""
+        if name in (declared := self._declared()):
+            return getattr(importlib.import_module(f"{self.package}.{declared[name]}"), self.variable)[name]
+        points = entry_points(group=self.group, name=name)
+        return load_entry_point(next(iter(points))) if points else None
+
     def load_all(self) -> dict[str, Any]:
         """All objects by name; a failed import is skipped with a warning."""
-        found: dict[str, Any] = {}
-        for name, module in self._declared().items():
-            found[name] = getattr(importlib.import_module(f"{self.package}.{module}"), self.variable)[name]
-        loaded = {point.name: load_entry_point(point) for point in entry_points(group=self.group)}
-        return found | {name: thing for name, thing in loaded.items() if thing is not None}
+        return {name: thing for name in self.names() if (thing := self.load(name)) is not None}
 
     def _declared(self) -> dict[str, str]:
         """Module of each name, from the source files."""
-        spec = find_spec(self.package)
-        folders = (spec and spec.submodule_search_locations) or ()
-        files = sorted(path for folder in folders for path in Path(folder).glob("*.py"))
-        return {name: file.stem for file in files for name in _keys(file, self.variable)}
+        return _modules(self.package, self.variable)
+
+
+@functools.cache
+def _modules(package: str, variable: str) -> dict[str, str]:
+    spec = find_spec(package)
+    folders = (spec and spec.submodule_search_locations) or ()
+    files = sorted(path for folder in folders for path in Path(folder).glob("*.py"))
+    return {name: file.stem for file in files for name in _keys(file, variable)}
 
 
 def _keys(file: Path, variable: str) -> list[str]:

@@ -74,6 +74,10 @@ class StrategyConfig:
     rebuild: ClassVar[str | None] = None
     worker: ClassVar[str] = ""
 
+    def modules(self, request: BaseRequest) -> tuple[str, ...]:
+        """Modules that it imports for some requests only, besides that of its class; dotted names."""
+        return ()
+
     def check(self, request: BaseRequest) -> None:
         """Check a request that names this strategy.
 

@@ -130,6 +130,8 @@ class BoxedImages(FileImages):
     Boxes of an image are padded to ``most`` rows, by default the largest number of boxes of an image.
     """
 
+    has_boxes = True
+
     def __init__(self, files: FileNames, boxes: Boxes, decoder: Decoder, most: int | None = None) -> None:
         labels = np.zeros(len(files), dtype=np.int64)  # an image may hold objects of several classes
         super().__init__(files, labels, decoder)

@@ -6,13 +6,15 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from snugfit._core.known import FOLDER, check_data_set
 from snugfit._core.options import from_keywords
 from snugfit._core.paths import data_root, expanded
-from snugfit._data import fine_grained, folder, vww
+from snugfit._data import markers
 from snugfit._data.download import ARCHIVES, can_download, download
 from snugfit._data.files import opening
 from snugfit._data.sets import IMAGENET, Bordered, ImageSet, Parts, Splits, Statistics
@@ -29,8 +31,25 @@ from snugfit._data.small_images import (
 from snugfit._data.split import SplitOptions, assemble
 from snugfit.errors import DataError
 
-Reader = Callable[[Path, int, int], Parts]
+Reader = Callable[..., Parts]
 """Opens a data set, given its folder, the image size and the number of decoding threads."""
+
+
+@dataclass(frozen=True)
+class Late:
+    """A reader of a module that is imported when it is used, or by :func:`import_reader`."""
+
+    module: str
+    name: str
+
+    def __call__(self, *args: Any) -> Parts:
+        """Read."""
+        parts: Parts = getattr(self.load(), self.name)(*args)
+        return parts
+
+    def load(self) -> ModuleType:
+        """Import the module."""
+        return import_module(f"snugfit._data.{self.module}")
 
 
 @dataclass(frozen=True)
@@ -63,15 +82,17 @@ SOURCES: dict[str, Source] = {
     "fashion-mnist": Source(partial(read_mnist, CLOTHES), 32, ((0.2860,), (0.3530,)), True, _IDX_FILES),
     "cifar10": Source(partial(read_cifar, CIFAR10), 32, _CIFAR10, True, ("data_batch_1.bin", "test_batch.bin")),
     "cifar100": Source(partial(read_cifar, CIFAR100), 32, _CIFAR100, True, ("train.bin", "test.bin")),
-    "tiny-imagenet": Source(folder.read_tiny_imagenet, 64, _TINY, True, ("wnids.txt",)),
-    "imagenette": Source(folder.read_imagenette, 160, markers=("train",)),
-    "vww": Source(vww.read, 128, markers=vww.MARKERS),
-    "cub200": Source(fine_grained.read_cub, 224, markers=fine_grained.CUB_LISTS),
-    "pets": Source(fine_grained.read_pets, 224, markers=fine_grained.PET_LISTS),
-    "dogs": Source(fine_grained.read_dogs, 224, markers=(*fine_grained.DOG_LISTS, f"Images/{_DOG}", f"train/{_DOG}")),
-    "flowers102": Source(fine_grained.read_flowers, 224, markers=("setid.mat",)),  # the last file to be fetched
+    "tiny-imagenet": Source(Late("folder", "read_tiny_imagenet"), 64, _TINY, True, ("wnids.txt",)),
+    "imagenette": Source(Late("folder", "read_imagenette"), 160, markers=("train",)),
+    "vww": Source(Late("vww", "read"), 128, markers=markers.VWW),
+    "cub200": Source(Late("fine_grained", "read_cub"), 224, markers=markers.CUB),
+    "pets": Source(Late("fine_grained", "read_pets"), 224, markers=markers.PETS),
+    "dogs": Source(Late("fine_grained", "read_dogs"), 224, markers=(*markers.DOGS, f"Images/{_DOG}", f"train/{_DOG}")),
+    "flowers102": Source(
+        Late("fine_grained", "read_flowers"), 224, markers=("setid.mat",)
+    ),  # the last file to be fetched
 }
-_FOLDER = Source(folder.read, 224)
+_FOLDER = Source(Late("folder", "read"), 224)
 
 _PLACES: dict[str, tuple[str, ...]] = {
     "mnist": ("mnist", "MNIST/raw"),
@@ -111,6 +132,13 @@ _ORIGINS: dict[str, str] = {
 def names() -> list[str]:
     """Names that :func:`load` knows, ``folder:PATH`` last."""
     return [*SOURCES, FOLDER]
+
+
+def import_reader(name: str) -> None:
+    """Import what reads a data set, before memory counts; nothing for an unknown name."""
+    source = _FOLDER if name.partition(":")[0] == "folder" else SOURCES.get(name.lower())
+    if source is not None and isinstance(source.read, Late):
+        source.read.load()
 
 
 def load(name: str, *, data_dir: str | Path | None = None, workers: int = 2, **options: Any) -> Splits:
@@ -156,7 +184,7 @@ def read_folder(
         DataError: the folder is missing, or has no images of two classes.
     """
     with opening(path):
-        parts = folder.read(image_folder(path, data_dir), image_size - 2 * border, workers, channels)
+        parts = _FOLDER.read(image_folder(path, data_dir), image_size - 2 * border, workers, channels)
     return parts.class_names, [Bordered(part, border) for part in (parts.train, parts.val, parts.test) if part]
 
 

@@ -8,15 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from snugfit._data import folder
+from snugfit._data import folder, markers
 from snugfit._data.listed import Listing, number, rows
 from snugfit._data.matlab import read_vectors
 from snugfit._data.sets import Parts
 from snugfit.errors import DataError
 
-CUB_LISTS = ("train_test_split.txt", "image_class_labels.txt", "classes.txt")
-PET_LISTS = ("annotations/trainval.txt", "annotations/test.txt")
-DOG_LISTS = ("train_list.mat", "test_list.mat")
 _LARGEST_ID = 10**8
 _FLOWER_PARTS = {"train": "trnid", "val": "valid", "test": "tstid"}
 _FLOWERS = """
@@ -49,7 +46,7 @@ def read_cub(root: Path, image_size: int, workers: int) -> Parts:
         if image in seen:
             raise DataError(f"{place}: image {image} was listed before. Download the list again.")
         if image not in labels or image not in training:
-            lacking = CUB_LISTS[1] if image not in labels else CUB_LISTS[0]
+            lacking = markers.CUB[1] if image not in labels else markers.CUB[0]
             raise DataError(f"{place}: {root / lacking} has no image {image}. Download the lists again.")
         seen.add(image)
         label = labels[image]
@@ -93,7 +90,7 @@ def read_pets(root: Path, image_size: int, workers: int) -> Parts:
     which are not used. Photos that neither list names are passed over.
     """
     listing = Listing(root / "images", highest=37)
-    for part, name in zip(("train", "test"), PET_LISTS, strict=True):
+    for part, name in zip(("train", "test"), markers.PETS, strict=True):
         for place, (image, label, _, _) in rows(root / name, 4):
             breed = image.rpartition("_")[0]
             if not breed:
@@ -107,11 +104,11 @@ def read_dogs(root: Path, image_size: int, workers: int) -> Parts:
 
     ``Images/`` is divided by the two lists. Folders ``train/`` and ``test/`` of one folder per breed need no lists.
     """
-    if not any((root / name).exists() for name in (*DOG_LISTS, "Images")):
+    if not any((root / name).exists() for name in (*markers.DOGS, "Images")):
         parts = folder.read(root, image_size, workers)
         return replace(parts, class_names=tuple(map(_breed, parts.class_names)))
     listing = Listing(root / "Images", highest=120)
-    for part, name in zip(("train", "test"), DOG_LISTS, strict=True):
+    for part, name in zip(("train", "test"), markers.DOGS, strict=True):
         for entry, (image, label) in enumerate(_dog_entries(root / name), start=1):
             listing.add(part, image, label, _breed(image.partition("/")[0]), f"{root / name}, entry {entry}")
     return listing.parts(image_size, workers)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import unicodedata
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from snugfit._data.decode import Decoder
 from snugfit.errors import DataError
+
+if TYPE_CHECKING:  # it imports PIL, which records of pixels do not need
+    from snugfit._data.decode import Decoder
 
 MOST_CLASSES = 100_000
 """ImageNet-21k has 21,843."""
@@ -28,9 +31,11 @@ class ImageSet(ABC):
 
     Attributes:
         labels: class of each image, (N,) int64.
+        has_boxes: whether images have boxes besides.
     """
 
     labels: np.ndarray
+    has_boxes: ClassVar[bool] = False
 
     def __len__(self) -> int:
         """Number of images, N."""

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from snugfit._data import markers
 from snugfit._data.coco import Instances, check_ids, number
 from snugfit._data.decode import Decoder
 from snugfit._data.files import FileNames, lines
@@ -31,7 +32,6 @@ from snugfit._data.sets import Parts, Subset
 from snugfit.errors import DataError
 
 CLASS_NAMES = ("no person", "person")
-MARKERS = tuple(f"annotations/instances_{part}{year}.json" for year in (2014, 2017) for part in ("train", "val"))
 _SHARE = 0.005
 _LIST = "mscoco_minival_ids.txt"
 
@@ -99,7 +99,7 @@ def _release(root: Path) -> int:
 
 
 def _annotations(root: Path, year: int) -> list[Path]:
-    return [root / marker for marker in MARKERS if str(year) in marker]
+    return [root / marker for marker in markers.VWW if str(year) in marker]
 
 
 def _tested(path: Path, ids: np.ndarray, trained: int) -> np.ndarray:

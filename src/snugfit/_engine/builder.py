@@ -15,18 +15,19 @@ from snugfit import _data as datasets
 from snugfit import _models as models
 from snugfit._chain import Chain, UnitStore, initialise_by_reset, release, spill_module
 from snugfit._core.options import data_sets_in
-from snugfit._core.registry import config_of, find_config, strategies, strategy_class
+from snugfit._core.registry import config_of, considered, find_config, strategies, strategy_class
 from snugfit._core.request import Request
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit._core.workload import OptimizerSettings, Workload
-from snugfit._data import Batches, ImageSet, Splits, Transform, from_dataset
+from snugfit._data import Batches, ImageSet, Splits, Transform
 from snugfit._engine.loading import Architecture, ModuleOrFactory, build_on_meta, module_of, on_meta
-from snugfit._engine.tasks import RULES
+from snugfit._engine.tasks import rules_of
 from snugfit._planner import StrategySelection
 from snugfit._training.initial_weights import load_initial_weights
 from snugfit._training.seeding import derive_seed
 from snugfit._training.strategy import Strategy, TrainingData
 from snugfit.errors import DataError, UsageError
+from snugfit.memory.process import library_import
 
 _DEFAULTS = {
     "sgd": OptimizerSettings("sgd", lr=0.01),
@@ -74,7 +75,7 @@ class Assembly:
 
     def training_data(self) -> TrainingData:
         """The splits as batches."""
-        splits, seed, batches = self.splits, self.workload.seed, RULES[self.workload.task].batches
+        splits, seed, batches = self.splits, self.workload.seed, rules_of(self.workload.task).batches
         training = self.request.training
         transform = Transform(
             splits.mean, splits.std, splits.image_shape[-1], splits.flip, training.erase, training.crop
@@ -114,7 +115,7 @@ class Assembly:
 def load_splits(request: Request) -> Splits:
     """The data set that a request names."""
     options = request.data
-    load = RULES[options.task].load
+    load = rules_of(options.task).load
     return load(options.data, data_dir=options.data_dir, workers=options.workers, **_division(request))
 
 
@@ -141,6 +142,8 @@ def own_splits(data: Any, request: Request) -> Splits | None:
     parts = data if isinstance(data, tuple) else (data,)
     if not 1 <= len(parts) <= 3:
         raise UsageError("data must be a name, a Dataset, or a tuple of two or three: training, validation, test.")
+    with library_import():  # PIL
+        from snugfit._data.user import from_dataset
     return from_dataset(*parts, **_division(request))
 
 
@@ -156,7 +159,7 @@ def assemble(request: Request, splits: Splits | None = None, module: ModuleOrFac
     else:
         module = module_of(module)
         chain = on_meta(Chain.from_module(module, shape, name))
-    facts = RULES[request.data.task].facts(request, chain, splits)
+    facts = rules_of(request.data.task).facts(request, chain, splits)
     workload = _workload(request, splits, facts)
     named = data_sets_in(request.strategy)
     others = {option: _images_like(request, other, option, shape) for option, other in named.items()}
@@ -207,15 +210,17 @@ def optimizer_of(request: Request) -> OptimizerSettings:
         default = replace(default, lr=PRETRAINED * default.lr)
     given = {name: getattr(training, name) for name in ("lr", "weight_decay", "schedule", "warmup_epochs")}
     if given["lr"] is None:
-        given["lr"] = RULES[request.data.task].lr
+        given["lr"] = rules_of(request.data.task).lr
     given["state"] = training.optimizer_state
     return replace(default, **{name: value for name, value in given.items() if value is not None})
 
 
 def check_options(request: Request) -> None:
-    """Check what only the strategies know of their options, whichever strategy is chosen; raises UsageError."""
-    for name in strategies():
-        check = getattr(strategy_class(name), "check_options", None)
+    """Check the options of the strategies that are considered, and names in those of others; raises UsageError."""
+    for config in set(strategies().values()).difference(considered(request)):
+        config.check_names(request)
+    for config in considered(request):
+        check = getattr(strategy_class(config.name), "check_options", None)
         if check is not None:
             check(request.strategy)
 

@@ -19,7 +19,7 @@ from snugfit._engine.process import baseline, choose_device
 from snugfit._training.launch import Commands, Heartbeat, join, naming_lost, world
 from snugfit.errors import SnugfitError
 from snugfit.memory import MemoryLimit, make_meter
-from snugfit.tiling.transport import ProcessTransport
+from snugfit.memory.process import library_import
 
 _NO_TASK = "{}"
 _connected: list[Commands] = []
@@ -64,7 +64,10 @@ def serve(commands: Commands) -> dict[str, Any]:
     task = json.loads(commands.receive())
     if not task:
         return {"rank": rank, "peak_bytes": 0}
-    work = resolve_name(config_of(task["strategy"]).worker)
+    with library_import():
+        from snugfit.tiling.transport import ProcessTransport
+
+        work = resolve_name(config_of(task["strategy"]).worker)
     workload = from_data(Workload, task["workload"])
     meter = make_meter(resting, device)
     peaks = [0]

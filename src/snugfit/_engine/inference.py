@@ -16,9 +16,11 @@ from snugfit._core.option_groups import FROM_PYTHON, DataOptions, Split
 from snugfit._core.options import checked
 from snugfit._core.request import Request
 from snugfit._core.workload import TaskName
-from snugfit._data import Decoder, ImageSet, Transform, boxed_path, image_folder, upright_size
+from snugfit._data import ImageSet, Transform, image_folder
+from snugfit._data.boxed import boxed_path
+from snugfit._data.decode import Decoder, upright_size
 from snugfit._engine.loading import Architecture, ModuleOrFactory, load
-from snugfit._engine.tasks import RULES
+from snugfit._engine.tasks import rules_of
 from snugfit._storage.run_folder import read_data, read_record
 from snugfit._training.task import Classification, Detection, measure
 from snugfit.detection import corners, detections
@@ -46,7 +48,7 @@ class RunImages:
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All images, float32 (B, C, H, W), and labels (B,), or boxes (B, M, 5), in stored order."""
-        make = RULES[self.task].batches
+        make = rules_of(self.task).batches
         return chain.from_iterable(make(images, self.transform).in_order(self.batch) for images in self.sets)
 
 
@@ -100,7 +102,7 @@ def _open(
     if architecture.task == "classify" and split == "all" and not own and data.startswith("folder:"):
         look = {"image_size": shape[-1], "channels": shape[0], "border": architecture.border}
         return datasets.read_folder(data.removeprefix("folder:"), **look, data_dir=data_dir, workers=options.workers)
-    splits = RULES[architecture.task].load(
+    splits = rules_of(architecture.task).load(
         data,
         data_dir=data_dir,
         image_size=shape[-1],
@@ -140,7 +142,7 @@ def predicted(
     network, read = load(folder, model), _READERS[architecture.task]
     paths = _image_paths(images)
     channels, size = architecture.input_shape[0], architecture.input_shape[-1]
-    decoder = Decoder(size - 2 * architecture.border, channels, crop=RULES[architecture.task].crops)
+    decoder = Decoder(size - 2 * architecture.border, channels, crop=rules_of(architecture.task).crops)
     transform = Transform(architecture.mean, architecture.std, size, flip=False)
     batch, broken = images_at_once(folder), list[DataError]()
     try:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import platform
 
-import psutil
 import torch
 
 from snugfit._core.hardware import Hardware, cores, processor
-from snugfit._core.registry import import_strategies
+from snugfit._core.machine_memory import installed_bytes
 from snugfit.errors import UsageError
 from snugfit.memory import Baseline, limit
 from snugfit.memory import prepare_process as take_baseline
-
-import_strategies()  # before the baseline
 
 _prepared: list[Baseline] = []
 
@@ -66,7 +63,7 @@ def describe_hardware(device: torch.device) -> Hardware:
     if device.type == "cuda":
         name, memory_bytes = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
     else:
-        name, memory_bytes = processor(), psutil.virtual_memory().total
+        name, memory_bytes = processor(), installed_bytes()
     return Hardware(
         device=str(device),
         name=name,

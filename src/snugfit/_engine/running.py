@@ -25,11 +25,12 @@ from snugfit._core.workload import TaskName
 from snugfit._engine.builder import assemble, own_splits
 from snugfit._engine.distributed import commands_of_run
 from snugfit._engine.history import keep_run
+from snugfit._engine.imports import import_for
 from snugfit._engine.loading import ModuleOrFactory
 from snugfit._engine.planning import Planned
 from snugfit._engine.process import baseline, choose_device
 from snugfit._engine.run_memory import by_flag, memory_at_rest, run_limit
-from snugfit._engine.tasks import RULES
+from snugfit._engine.tasks import rules_of
 from snugfit._planner import infeasible_error
 from snugfit._quantities import format_bytes
 from snugfit._report.tensorboard import tensorboard_subscribers
@@ -81,7 +82,7 @@ def with_absolute_paths(request: Request) -> Request:
     data, model, strategy = request.data, request.model, request.strategy
 
     def found(name: str, task: TaskName) -> str:
-        return name if name == FROM_PYTHON else RULES[task].place(name, data.data_dir)
+        return name if name == FROM_PYTHON else rules_of(task).place(name, data.data_dir)
 
     others: dict[str, Any] = {option: found(name, "classify") for option, name in data_sets_in(strategy).items()}
     return replace(
@@ -108,6 +109,7 @@ def reopen(folder: Path, model: ModuleOrFactory | None = None, data: Any = None)
     if request.data.data == FROM_PYTHON and data is None:
         raise UsageError("this run trained on data of your own; pass it again: snugfit.resume(run, data=...).")
     Manifest.read(folder, run_cache_folder(request.machine.cache_dir, folder)).check_all(but=[METRICS_FILE])
+    import_for(replace(request, strategy=replace(request.strategy, strategy=plan.choice.strategy)))
     resting = baseline(request.machine.threads)
     device = choose_device(request.machine.device)
     with run_limit(plan, resting, device):

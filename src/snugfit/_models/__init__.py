@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -13,7 +13,6 @@ from snugfit._core.known import unknown_model
 from snugfit._core.registry import MODELS
 from snugfit._models import external
 from snugfit._models.initial import he_normal
-from snugfit._models.vit import POSITIONS, image_size_of
 
 Shapes = Mapping[str, tuple[int, ...]]
 Builder = Callable[[int, int, int], nn.Module]
@@ -38,7 +37,23 @@ class _Trunk(NamedTuple):
     stem: str
 
 
-_BUILDERS: dict[str, Builder] = MODELS.load_all()
+class _Builders(Mapping[str, Builder]):
+    """Functions that build the networks, by name; a module is imported when one of its networks is asked for."""
+
+    def __getitem__(self, name: str) -> Builder:
+        builder: Builder | None = MODELS.load(name)
+        if builder is None:
+            raise KeyError(name)
+        return builder
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(MODELS.names())
+
+    def __len__(self) -> int:
+        return len(MODELS.names())
+
+
+_BUILDERS: Mapping[str, Builder] = _Builders()
 _HE_NORMAL = {f"{__name__}.{family}" for family in ("mobilenet", "resnet", "vgg")}
 """Modules whose networks begin with He's weights."""
 
@@ -73,6 +88,8 @@ def recognise(shapes: Shapes) -> Match | None:
 
 def trained_image_size(shapes: Shapes) -> int | None:
     """Side in pixels of the images that weights are for; None if their shapes do not say."""
+    from snugfit._models.vit import POSITIONS, image_size_of
+
     return image_size_of(shapes.get(POSITIONS, ()))
 
 
@@ -98,6 +115,11 @@ def _top(name: str) -> str:
     return name.partition(".")[0]
 
 
+def import_builder(name: str) -> None:
+    """Import what builds a network, before memory counts; nothing for one of the user's or of another package."""
+    MODELS.load(name)
+
+
 def build(name: str, classes: int, image_size: int, channels: int = 3) -> nn.Module:
     """Build a network; under ``torch.device("meta")`` it takes no memory.
 
@@ -116,8 +138,9 @@ def build(name: str, classes: int, image_size: int, channels: int = 3) -> nn.Mod
         UnknownNameError: no such model.
         ModelError: a package is missing, or the user's function fails or returns no module.
     """
-    if name in _BUILDERS:
-        return _BUILDERS[name](classes, image_size, channels)
+    builder = _BUILDERS.get(name)
+    if builder is not None:
+        return builder(classes, image_size, channels)
     source, separator, rest = name.partition(":")
     if separator and source == "torchvision":
         return external.from_torchvision(rest, classes, channels)

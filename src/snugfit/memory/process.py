@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import psutil
 import torch
 from torch import nn
 
@@ -63,6 +62,8 @@ def has_proc() -> bool:
 def read_status() -> MemoryStatus:
     """Read the process's memory; without /proc, psutil's unique (or resident) set replaces RssAnon."""
     if not has_proc():
+        import psutil
+
         info = psutil.Process().memory_full_info()
         return MemoryStatus(anon=getattr(info, "uss", info.rss))
     values = {}
@@ -147,13 +148,14 @@ def library_import() -> Iterator[None]:
         yield
         return
     (soft, hard), before = resource.getrlimit(resource.RLIMIT_DATA), read_status()
+    known = len(sys.modules)
     _importing.append(True)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
     try:
         yield
     finally:
         _importing.clear()
-        after = read_status()
+        after = read_status() if len(sys.modules) > known else before
         _late_bytes.append(max(min(after.anon - before.anon, MOST_LATE_BYTES - late_bytes()), 0))
         grown = soft if soft == resource.RLIM_INFINITY else soft + after.data - before.data
         resource.setrlimit(resource.RLIMIT_DATA, (grown, hard))

@@ -9,13 +9,11 @@ from snugfit._cli import worker
 
 
 class FakeProgress(contextlib.nullcontext):
-    def __init__(self, *, quiet):
+    def __init__(self):
         super().__init__(self)
-        self.quiet = quiet
 
     def __call__(self, event):
-        if not self.quiet:
-            print(f"event {type(event).__name__}", file=sys.stderr)
+        print(f"event {type(event).__name__}", file=sys.stderr)
 
 
 def retry_requests(planned):
@@ -35,11 +33,11 @@ def placeholder(name, **members):
     vars(module).update(members)
 
 
+placeholder("snugfit._report.console", ConsoleProgress=FakeProgress)
 placeholder("snugfit._planner", infeasible_error=lambda plan: plan.error)
 placeholder("snugfit._engine.retries", retry_requests=retry_requests, smallest_fitting=smallest_fitting)
 
 worker.API_MODULE = "fake_api"
-worker.ConsoleProgress = FakeProgress
 
 if __name__ == "__main__":
     sys.exit(worker.main())

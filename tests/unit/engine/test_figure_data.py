@@ -91,7 +91,7 @@ def test_the_page_shows_them_only_when_asked_to(runs, monkeypatch):
 
 def plain_page(run, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("snugfit._api.trained_models.make_pictures", None)
+        patch.setattr("snugfit._engine.figure_data.make_pictures", None)
         return (run / "report.html" if draw_report(run)["report"] else run).read_text()
 
 

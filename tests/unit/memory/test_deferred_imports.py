@@ -196,10 +196,19 @@ def test_what_other_threads_allocate_during_an_import_is_not_credited_without_en
     grown = iter(range(0, 400, 100))
     monkeypatch.setattr(process, "_late_bytes", [])
     monkeypatch.setattr(process, "read_status", lambda: process.MemoryStatus(anon=next(grown) * 10**6))
-    for _ in range(2):
-        with process.library_import():
-            """Another thread allocates."""
+    for name in ("first", "second"):
+        with process.library_import():  # another thread allocates
+            monkeypatch.setitem(sys.modules, f"library_{name}", sys)
     assert process.late_bytes() == process.MOST_LATE_BYTES == 80 * 2**20
+
+
+def test_nothing_is_credited_if_nothing_was_imported(monkeypatch):
+    grown = iter(range(0, 400, 100))
+    monkeypatch.setattr(process, "_late_bytes", [])
+    monkeypatch.setattr(process, "read_status", lambda: process.MemoryStatus(anon=next(grown) * 10**6))
+    with process.library_import():
+        import sys as known
+    assert known is sys and process.late_bytes() == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits need Linux")

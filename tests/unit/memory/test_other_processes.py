@@ -1,6 +1,7 @@
 """The memory of a run's other processes: the one that waits, and children, each counted once."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -56,8 +57,19 @@ def test_children_count_and_are_listed_at_intervals(child, monkeypatch):
         child
     )
     assert 60 * MB < others.read() < other_children + 60 * MB + 40 * MB
-    monkeypatch.setattr(module.psutil, "Process", lambda: pytest.fail("it was listed again"))
+    monkeypatch.setattr(module, "_children", lambda process: pytest.fail("it was listed again"))
     assert others.read() > 60 * MB
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_children_of_children_are_listed_as_psutil_lists_them(listed, monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "PROC", module.PROC if listed else tmp_path)
+    with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as child:
+        grandchild = int(child.stdout.readline())
+        found = {int(process) for process in module._children("self")}
+        assert found == {each.pid for each in psutil.Process().children(recursive=True)} >= {child.pid, grandchild}
+        os.kill(grandchild, signal.SIGTERM)
+        child.wait()
 
 
 def test_the_meter_adds_them_to_its_own_peak(child):

@@ -8,7 +8,6 @@ import socket
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import Store
@@ -95,6 +94,8 @@ def _absent(here: World, store: Store) -> str:
 
 def interface_towards(address: str) -> str | None:
     """Name of the interface through which this host reaches an address; None if it is unknown. Nothing is sent."""
+    import psutil  # 0.6 MB, and most runs have one process
+
     own = own_address(address)
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address.partition("%")[0] == own for each in addresses):

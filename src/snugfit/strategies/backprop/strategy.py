@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import ClassVar
+from importlib import import_module
+from typing import Any, ClassVar
+
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._chain import Chain
 from snugfit._core.budget import Budget
@@ -15,15 +18,7 @@ from snugfit._core.workload import Workload
 from snugfit._training.run import Run
 from snugfit.memory.scratch import MappedScratch
 from snugfit.profiling import Probe
-from snugfit.strategies.backprop.whole_batch import (
-    WHOLE_BATCH_PROBE,
-    has_batch_norms,
-    reasons_against,
-    scratch_bytes_of,
-    scratch_on,
-    whole_batch_probe,
-    whole_batch_trainers,
-)
+from snugfit.strategies.backprop.config import WHOLE_BATCH, WHOLE_BATCH_PROBE
 from snugfit.strategies.full_network import (
     PLAIN_PROBE,
     FullNetwork,
@@ -78,23 +73,23 @@ class Backprop(FullNetwork):
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why batch norms cannot work as asked."""
-        return reasons_against(workload, chain) if self._normalises_whole_batches(chain) else []
+        return _whole_batch().reasons_against(workload, chain) if self._normalises_whole_batches(chain) else []
 
     def prepared(self, workload: Workload, chain: Chain) -> Backprop:
         """With ``whole_batch`` and its storage, if batch norms are to normalise by all images of a step."""
         if not self._normalises_whole_batches(chain):
             return self
-        return replace(self, whole_batch=True, scratch_bytes=scratch_bytes_of(chain))
+        return replace(self, whole_batch=True, scratch_bytes=_whole_batch().scratch_bytes_of(chain))
 
     def _normalises_whole_batches(self, chain: Chain) -> bool:
-        return self.batch_norm == "exact" and self.accumulate and has_batch_norms(chain)
+        return self.batch_norm == "exact" and self.accumulate and _has_batch_norms(chain)
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """The whole network's step, with gradients applied at once, and with gradients held or in tiles."""
         if not self.whole_batch:
             return super().probes(workload, chain, hardware)
         plain = replace(self, accumulate=False, whole_batch=False)
-        return [*plain.probes(workload, chain, hardware), whole_batch_probe(workload, chain, hardware)]
+        return [*plain.probes(workload, chain, hardware), _whole_batch().whole_batch_probe(workload, chain, hardware)]
 
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Backprop]:
         """The whole batch, else micro-batches of it, else the largest batch that fits without them."""
@@ -129,9 +124,23 @@ class Backprop(FullNetwork):
             return make
         limit, grown = run.budget.storage_bytes, run.count_storage
         files = MappedScratch(run.cache_dir, limit, grown, alternative="--batch-norm micro")
-        return whole_batch_trainers(make, self.images(run.workload), scratch_on(str(run.device), files))
+        steps = _whole_batch()
+        made: MakeTrainer = steps.whole_batch_trainers(
+            make, self.images(run.workload), steps.scratch_on(str(run.device), files)
+        )
+        return made
 
     @property
     def takes_whole_batches(self) -> bool:
         """Whether a step takes the whole batch."""
         return self.whole_batch
+
+
+def _whole_batch() -> Any:
+    """Steps on a whole batch, and with them all of :mod:`snugfit.tiling`, which others have no use for."""
+    return import_module(WHOLE_BATCH)
+
+
+def _has_batch_norms(chain: Chain) -> bool:
+    """Whether a layer normalises by its batch in training."""
+    return any(isinstance(layer, _BatchNorm) for unit in chain.all_units for layer in unit.module.modules())

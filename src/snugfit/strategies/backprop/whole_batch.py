@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import cast
 
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._chain import Chain
 from snugfit._core.hardware import Hardware
@@ -27,6 +26,7 @@ from snugfit._training.task import StepResult
 from snugfit.errors import ModelError
 from snugfit.memory.scratch import MappedScratch
 from snugfit.profiling import Probe
+from snugfit.strategies.backprop.config import WHOLE_BATCH_PROBE
 from snugfit.strategies.full_network import PLAIN_PROBE, MakeTrainer, network_probe
 from snugfit.strategies.memory_estimates import available_headroom, synthetic_batch
 from snugfit.strategies.tiled_training import OneDeviceTrainer
@@ -34,16 +34,9 @@ from snugfit.tiling.candidates import scratch_bytes
 from snugfit.tiling.grouping import named_profile
 from snugfit.tiling.tileable_prefix import find_tileable_prefix
 
-WHOLE_BATCH_PROBE = f"{PLAIN_PROBE}:exact"
-"""Name of the probe of a step on the whole batch; its batch size is the number of images of a tile."""
 GROUPS = "one"
 """Groups of layers end at batch norms alone."""
 FLAG = "--batch-norm exact"
-
-
-def has_batch_norms(chain: Chain) -> bool:
-    """Whether a layer normalises by its batch in training."""
-    return any(isinstance(layer, _BatchNorm) for unit in chain.all_units for layer in unit.module.modules())
 
 
 def reasons_against(workload: Workload, chain: Chain) -> list[str]:
