@@ -43,6 +43,11 @@ class Measurement:
             raise ValueError("a batch size is no number")
 
     @property
+    def fits(self) -> bool:
+        """Whether anything could be measured."""
+        return self.line is not None or self.tensors is not None
+
+    @property
     def left_by_one_size(self) -> int:
         """``left_bytes`` without the kernels of all batch sizes but one."""
         return self.left_bytes if self.line is None else max(self.left_bytes - int(self.line.sizes_bytes), 0)
@@ -56,7 +61,7 @@ class Measurement:
         if line is not None and line.smallest_batch > fewest > 0 and available < line.bytes_at(line.smallest_batch):
             return False
         then = float("inf") if self.available_bytes is None else self.available_bytes
-        return self.complete or available <= AS_MUCH * then
+        return self.complete or available <= (AS_MUCH if self.fits else 1) * then
 
 
 class Measurements:
@@ -92,13 +97,17 @@ class Measurements:
         return found if found is not None and found.serves(available) else None
 
     def keep(self, what: str, measured: Measurement, available: float) -> None:
-        """Store a measurement made with this many free bytes."""
+        """Store a measurement made with this many free bytes.
+
+        If nothing fitted, a measurement with more free bytes stays in the folder, for the budgets in which it applies.
+        """
         if not what:
             return
         self._found.discard(what)
+        before = self._here.get(what)
         self._here[what] = replace(measured, available_bytes=None if available == float("inf") else int(available))
         path = self._path(what)
-        if path is not None:
+        if path is not None and (measured.fits or before is None or not before.fits):
             try_write_text(path, json.dumps(to_data(self._here[what])))
 
     def is_from_disk(self, what: str) -> bool:

@@ -97,3 +97,20 @@ def test_tensors_come_back_as_they_were(tmp_path):
     tensors = TensorProfile(operators=(), batch=4)
     Measurements(tmp_path).keep("a network", Measurement(tensors=tensors), 1000.0)
     assert Measurements(tmp_path).find("a network", 1000.0).tensors == tensors
+
+
+def test_what_did_not_fit_is_measured_again_with_a_little_more_memory(tmp_path):
+    """208 MB refused ResNet-18; with 211 it was not measured, and refused."""
+    Measurements(tmp_path).keep("a conv", Measurement(floors={"2": 90}), 100)
+    assert Measurements(tmp_path).find("a conv", 100) is not None
+    assert Measurements(tmp_path).find("a conv", 101) is None
+
+
+def test_what_fits_stays_in_the_folder_when_less_memory_refuses_it(tmp_path):
+    line = ProbeLine("a conv", 10.0, 70.0, 0.0, 0.0, 0.1, (ProbePoint(2, 90, 0.1), ProbePoint(8, 150, 0.3)), 2)
+    Measurements(tmp_path).keep("a conv", Measurement(line, floors={"1": 60}), 160)
+    less = Measurements(tmp_path)
+    assert less.find("a conv", 80) is None
+    less.keep("a conv", Measurement(floors={"1": 60}), 80)
+    assert less.find("a conv", 80).line is None, "this process need not measure it again"
+    assert Measurements(tmp_path).find("a conv", 100).line == line
