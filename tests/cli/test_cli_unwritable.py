@@ -14,6 +14,7 @@ import pytest
 
 from snugfit._api import trained_models
 from snugfit._cli.examine import MARK
+from snugfit._engine import figure_data
 from snugfit.errors import UsageError
 
 DROP, OVERRIDE = 24, 1
@@ -68,7 +69,7 @@ def test_a_report_of_a_folder_that_is_missing(snugfit):
 
 
 def test_places_of_pictures_are_looked_at_before_they_are_made(run, monkeypatch):
-    monkeypatch.setattr(trained_models, "make_pictures", lambda *_: pytest.fail("work began"))
+    monkeypatch.setattr(figure_data, "make_pictures", lambda *_: pytest.fail("work began"))
     (run / "report.html").mkdir()
     with pytest.raises(UsageError, match=r"cannot write .*report\.html: Is a directory"):
         trained_models.draw_report(run, pictures=True)

@@ -1,6 +1,7 @@
 """Measurement of a model's parts: bytes, seconds and multiply-accumulates.
 
 >>> from torch import fx, nn
+>>> from snugfit.profiling import StepOptions, liveness_activation_memory
 >>> network = fx.symbolic_trace(nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)))
 >>> memory = liveness_activation_memory(network, (1, 8, 8), {"3.weight", "3.bias"}, StepOptions(batch=4))
 >>> memory.peak_bytes  # of activations, in the block that needs most
