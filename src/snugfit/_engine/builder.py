@@ -193,7 +193,7 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
         keep=training.keep,
         precision=training.precision,
         activations=training.activations,
-        weight_dtype=training.weight_dtype or "float32",
+        weight_dtype=training.weight_dtype,
         augment=training.augment,
         seed=training.seed,
         label_smoothing=training.label_smoothing,

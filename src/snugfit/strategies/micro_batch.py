@@ -40,8 +40,8 @@ class BatchNormOptions(AccumulationOptions):
     Attributes:
         batch_norm: images that batch norms normalise by if a batch is divided into micro-batches: those of each
             micro-batch (micro), or all of the batch, as if it were not divided (exact). Exact takes more time, and
-            storage in the cache folder. micro by default; exact is planned, too, if accuracy is the aim and exact
-            gradients do not fit, or only in micro-batches of fewer than 8 images.
+            storage in the cache folder. micro by default; for accuracy exact is planned, too, where gradients are not
+            exact otherwise or micro-batches have fewer than 8 images.
     """
 
     batch_norm: BatchNormMode | None = field(default=None, kw_only=True)
