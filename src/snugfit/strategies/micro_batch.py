@@ -38,10 +38,9 @@ class BatchNormOptions(AccumulationOptions):
     """Accumulation, and how batch norms work with it.
 
     Attributes:
-        batch_norm: images that batch norms normalise by if a batch is divided into micro-batches: those of each
-            micro-batch (micro), or all of the batch, as if it were not divided (exact). Exact takes more time, and
-            storage in the cache folder. micro by default; for accuracy exact is planned, too, where gradients are not
-            exact otherwise or micro-batches have fewer than 8 images.
+        batch_norm: images that batch norms normalise by if a batch is divided: those of each micro-batch (micro, the
+            default), or the whole batch (exact, which takes more time, and storage in the cache folder). For accuracy,
+            exact is planned, too, where micro-batches have fewer than 8 images.
     """
 
     batch_norm: BatchNormMode | None = field(default=None, kw_only=True)
