@@ -3,9 +3,9 @@
 A digest covers the statements of all files in src/snugfit that the strategy and the model reach by import, with data,
 batches and transforms, and of those that make or read initial weights (:data:`FIRST`). It leaves out imports, comments,
 docstrings, and the names and order of files, so that a statement may move from one file to another. It also leaves out
-:data:`NEUTRAL`: what parses, plans, predicts, bounds, measures, stores and shows a run. In a budget
-they choose batch sizes, modules and schedules. A row keeps these choices, and its commit tells which planner made them.
-So a table can fill over weeks while planners improve.
+:data:`NEUTRAL`: what parses, plans, predicts, bounds, measures, stores and shows a run. In a budget they
+choose batch sizes, modules and schedules. A row keeps these choices, and its commit tells which planner made them. So a
+table can fill over weeks while planners improve.
 """
 
 from __future__ import annotations

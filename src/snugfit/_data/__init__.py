@@ -4,9 +4,9 @@ Modules that only files of images need (PIL), or only boxes, are not imported wi
 What is missing, damaged, out of limits or of another kind is a ``DataError`` that names the file and the place in it.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from snugfit._core.late_names import late_names
 from snugfit._data.batches import Batches as Batches
 from snugfit._data.catalog import ensure as ensure
 from snugfit._data.catalog import image_folder as image_folder
@@ -29,16 +29,10 @@ if TYPE_CHECKING:
     from snugfit._data.user import from_dataset as from_dataset
 
 _LATE = {
-    "BoxedBatches": "boxed",
-    "BoxedImages": "boxes",
-    "Decoder": "decode",
-    "from_dataset": "user",
-    "load_boxed": "boxed",
-    "upright_size": "decode",
+    "snugfit._data.boxed": ("BoxedBatches", "load_boxed"),
+    "snugfit._data.boxes": ("BoxedImages",),
+    "snugfit._data.decode": ("Decoder", "upright_size"),
+    "snugfit._data.user": ("from_dataset",),
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+__getattr__ = late_names(__name__, _LATE)

@@ -88,9 +88,7 @@ SOURCES: dict[str, Source] = {
     "cub200": Source(Late("fine_grained", "read_cub"), 224, markers=markers.CUB),
     "pets": Source(Late("fine_grained", "read_pets"), 224, markers=markers.PETS),
     "dogs": Source(Late("fine_grained", "read_dogs"), 224, markers=(*markers.DOGS, f"Images/{_DOG}", f"train/{_DOG}")),
-    "flowers102": Source(
-        Late("fine_grained", "read_flowers"), 224, markers=("setid.mat",)
-    ),  # the last file to be fetched
+    "flowers102": Source(Late("fine_grained", "read_flowers"), 224, markers=("setid.mat",)),  # it is fetched last
 }
 _FOLDER = Source(Late("folder", "read"), 224)
 

@@ -10,9 +10,9 @@
 ``examples/own_loop_with_selection.py`` times the tensors of a network with it.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from snugfit._core.late_names import late_names
 from snugfit.profiling.description import describe, unit_stats
 from snugfit.profiling.measurement_cache import Measurements
 from snugfit.profiling.measuring import alone, measure_probes, without_others
@@ -25,12 +25,11 @@ if TYPE_CHECKING:
     from snugfit.profiling.own_loop import time_tensors
 
 _LATE = {
-    "StepOptions": "liveness",
-    "analytic_activation_memory": "activation",
-    "liveness_activation_memory": "activation",
-    "time_tensors": "own_loop",
+    "snugfit.profiling.activation": ("analytic_activation_memory", "liveness_activation_memory"),
+    "snugfit.profiling.liveness": ("StepOptions",),
+    "snugfit.profiling.own_loop": ("time_tensors",),
 }
-"""Modules of names that training does not need: 0.6 MB."""
+"""Names that training does not need, by module: 0.6 MB."""
 
 __all__ = [
     "META_PASS_BYTES",
@@ -51,8 +50,4 @@ __all__ = [
     "without_others",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+__getattr__ = late_names(__name__, _LATE)

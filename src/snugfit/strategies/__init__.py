@@ -6,11 +6,11 @@ Strategies share a protocol and never import each other. Importing this package 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
+from snugfit._core.late_names import late_names
 from snugfit._core.option_groups import BaseRequest
 from snugfit._core.options import Checked, Choice, Count, Positive, Range, Share, Text
 from snugfit._core.plan import Cost, Phase, Shortfall
@@ -89,10 +89,4 @@ __all__ = [
     "with_safety",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import a name that needs torch."""
-    for module, names in _WITH_TORCH.items():
-        if name in names:
-            return getattr(import_module(module), name)
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+__getattr__ = late_names(__name__, _WITH_TORCH)
