@@ -103,7 +103,8 @@ def order(
 ) -> list[Task]:
     """What is left to do, first things first: what was never run, then by rung, then by priority, then by seed.
 
-    An arm that is infeasible in one run is left out: seeds, rates and epochs do not change its memory.
+    An arm that is infeasible in one run is left out: seeds, rates and epochs do not change its memory. Rows of other
+    sources choose no learning rate: the best one may have changed. Their trials are run again as if they never ran.
 
     Args:
         arms: every arm.
@@ -113,17 +114,19 @@ def order(
     """
     found: list[tuple[tuple[Any, ...], Task]] = []
     every = list(arms)
+    present = {key: row for key, row in rows.items() if row["digest"] in digests.values()}
     for index, arm in enumerate(every):
         digest = digests[arm.sources]
         group = [each for each in every if each.group and (each.experiment, each.group) == (arm.experiment, arm.group)]
-        tasks = _tasks(arm, group or [arm], rows)
+        tasks = _tasks(arm, group or [arm], present)
+        trials = trials_of(arm, present)
         if any(_infeasible(rows.get(task.key), digest) for _, task in tasks):
             continue
         for place, task in tasks:
             row = rows.get(task.key)
             stale = row is not None and row["digest"] != digest
             if row is None or stale or (retry and failed(row)):
-                rank = (stale, place, arm.priority, task.seed, index, task.lr or 0.0)
+                rank = (stale and task not in trials, place, arm.priority, task.seed, index, task.lr or 0.0)
                 found.append((rank, replace(task, stale=stale)))
     return [task for _, task in sorted(found, key=lambda each: each[0])]
 
@@ -172,10 +175,7 @@ def trials_of(arm: Arm, rows: Mapping[str, Row]) -> list[Task]:
 
 
 def choose_lr(trials: list[Task], rows: Mapping[str, Row]) -> float | None:
-    """The learning rate of the best validation accuracy, the smallest of equals; None until all were tried.
-
-    Trials of other sources count until they are run again: a rate is a setting, and every row names its own.
-    """
+    """The learning rate of the best validation accuracy, the smallest of equals; None until all were tried."""
     scores = _scores(trials, rows)
     return max(sorted(scores), key=scores.__getitem__, default=None)
 
