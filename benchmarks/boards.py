@@ -39,6 +39,7 @@ def main(
     workloads: tuple[str, ...] = tuple(WORKLOADS),
     weights: str | None = None,
     total: str = "auto",
+    python: str = sys.executable,
     options: Options = DEFAULTS,
 ) -> None:
     """Train every workload in a control group of every size; needs the right to make memory control groups.
@@ -48,6 +49,8 @@ def main(
         workloads: which of them.
         weights: ImageNet weights of MobileNetV2 for the photos; random ones by default.
         total: ``--total-memory`` of the runs, such as 248MB; ``auto`` leaves out the files that are mapped.
+        python: interpreter of the runs. That of an environment that no other process uses has all its files counted to
+            the group. Files that other processes have read before do not count.
         options: what every benchmark takes.
     """
     results = ResultFile("boards", options)
@@ -59,18 +62,18 @@ def main(
             extra = ["--weights", weights] if weights is not None and pretrained else []
             results.once(
                 label,
-                lambda s=settings, e=extra, n=limit: _train(s, e, n * MB, options),  # type: ignore[misc]
+                lambda s=settings, e=extra, n=limit: _train(s, e, n * MB, options, python),  # type: ignore[misc]
                 settings=settings, limit=limit, workload=name,
             )  # fmt: skip
     finish(results, render)
 
 
-def _train(settings: Settings, extra: list[str], limit: int, options: Options) -> Cell:
+def _train(settings: Settings, extra: list[str], limit: int, options: Options, python: str) -> Cell:
     folder = run_folder({**settings, "limit": limit}, options)
     shutil.rmtree(folder, ignore_errors=True)
     flags = [*to_flags(settings), *extra, "--json", "--quiet", "--out", str(folder)]
     with control_group(limit) as group:
-        cell = run([_INSIDE, str(group.folder), "train", *flags], options)
+        cell = run([_INSIDE, str(group.folder), "train", *flags], options, interpreter=python)
         cell["group_peak_bytes"] = _peak(group)
         cell["kills"] = counts(group.folder / _events(group)).get("oom_kill", 0)
     output = cell.pop("output")
