@@ -230,7 +230,7 @@ class Plan:
         rest = f"its processes rest at {format_bytes(memory.rest_bytes)}"
         if self.budget.total_memory != memory.auto_bytes:
             return f"; {rest}"
-        return f": {memory.machine} and mapped files {format_bytes(memory.mapped_bytes)}; {rest}"
+        return f": {memory.machine} and the library code of a step {format_bytes(memory.mapped_bytes)}; {rest}"
 
     def smallest_budget(self, growth_bytes: int) -> int:
         """The budget, by the flag that bounds the memory, that allows so much growth of the process that trains."""

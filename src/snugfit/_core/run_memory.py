@@ -19,7 +19,8 @@ class RunMemory:
         process_bytes: the process that trains: the baseline of its budget.
         other_bytes: the other processes of the run, such as the command line, which waits.
         machine: what the machine has for the run.
-        mapped_bytes: files that the process that trains has mapped, such as library code.
+        mapped_bytes: mapped files, such as library code, that a step of training reads; all that are mapped where the
+            kernel does not tell.
     """
 
     process_bytes: int
@@ -34,9 +35,10 @@ class RunMemory:
 
     @property
     def auto_bytes(self) -> int:
-        """The total that ``auto`` stands for: what the machine has, less the files that are mapped.
+        """The total that ``auto`` stands for: what the machine has, less the mapped files that every step reads.
 
-        The kernel can drop them, but a run whose library code is read from disk again and again would not end.
+        Where memory is short the kernel drops the other files, and they are read from disk again when they are used.
+        Files that every step reads must stay: a run that waits for the disk in every step would not end.
         """
         return max(self.machine.free_bytes - self.mapped_bytes, 1)
 

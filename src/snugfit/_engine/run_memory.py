@@ -18,8 +18,9 @@ from snugfit._engine.distributed import commands_of_run
 from snugfit._quantities import format_bytes
 from snugfit.errors import InfeasibleBudgetError, UsageError
 from snugfit.memory import Baseline, MemoryLimit, read_status
+from snugfit.memory.mapped_files import touched_file_bytes
 from snugfit.memory.other_processes import OtherProcesses
-from snugfit.memory.process import late_bytes
+from snugfit.memory.process import late_bytes, warm_up
 
 
 def memory_at_rest(resting: Baseline, device: torch.device) -> RunMemory | None:
@@ -28,7 +29,9 @@ def memory_at_rest(resting: Baseline, device: torch.device) -> RunMemory | None:
         return None
     others = OtherProcesses(resting.waiting).read()
     status = read_status()
-    return RunMemory(resting.anon + late_bytes(), others, machine_memory(status.anon + others), status.file)
+    files = touched_file_bytes(warm_up)
+    machine = machine_memory(status.anon + others)
+    return RunMemory(resting.anon + late_bytes(), others, machine, status.file if files is None else files)
 
 
 def settled_budget(options: BudgetOptions, memory: RunMemory | None) -> Budget:

@@ -126,7 +126,7 @@ def prepare_process(threads: int | None = None, waiting: int | None = None) -> B
     if threads is not None:
         torch.set_num_threads(threads)
     defer_imports(library_import)
-    _warm_up()
+    warm_up()
     release_memory()
     gc.freeze()  # what exists by now stays: collecting garbage need not look at it again, which took 150 ms each time
     _late_bytes.clear()
@@ -170,7 +170,7 @@ def late_bytes() -> int:
     return sum(_late_bytes)
 
 
-def _warm_up() -> None:
+def warm_up() -> None:
     """Use everything that training uses: threads, convolution, normalisation, pooling, loss, optimizers, autocast."""
     state = torch.get_rng_state()
     network: nn.Module = nn.Sequential(

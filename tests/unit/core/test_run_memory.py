@@ -42,13 +42,13 @@ def test_growth_and_total_follow_from_each_other():
 
 @pytest.mark.parametrize(("group", "where"), [(280 * MB, "its control group"), (None, "this machine")])
 def test_auto_says_what_takes_the_memory(group, where):
-    """Of 320 MB others use 40 and mapped files 80: auto is 200."""
+    """Of 320 MB others use 40 and the code of a step 80: auto is 200."""
     machine = MachineMemory(2000 * MB if group else 280 * MB, group, 320 * MB)
     memory = RunMemory(150 * MB, 20 * MB, machine, 80 * MB)
     refused = plan(Budget(27 * MB, total_memory=memory.auto_bytes), REFUSED, memory=memory)
     assert (
         f"does not fit a budget of 200.0 MB of memory in all: of the 320.0 MB of {where}, other processes use 40.0 MB "
-        "and mapped files 80.0 MB; its processes rest at 170.0 MB. Closest"
+        "and the library code of a step 80.0 MB; its processes rest at 170.0 MB. Closest"
     ) in str(infeasible_error(refused))
 
 

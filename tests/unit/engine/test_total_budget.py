@@ -51,9 +51,14 @@ def test_a_total_leaves_what_does_not_rest():
     assert settled_budget(BudgetOptions(total_memory="160MB"), AT_REST).memory_bytes == MB
 
 
-def test_auto_is_what_is_free_without_the_files_that_are_mapped(monkeypatch):
+@pytest.mark.parametrize(("touched", "mapped"), [(7 * MB, 7 * MB), (None, 60 * MB)])
+def test_files_that_every_step_reads_or_all_where_the_kernel_does_not_tell(monkeypatch, touched, mapped):
     monkeypatch.setattr(run_memory, "read_status", lambda: MemoryStatus(anon=0, file=60 * MB))
-    assert memory_at_rest(Baseline(0, 0), CPU).mapped_bytes == 60 * MB
+    monkeypatch.setattr(run_memory, "touched_file_bytes", lambda work: touched)
+    assert memory_at_rest(Baseline(0, 0), CPU).mapped_bytes == mapped
+
+
+def test_auto_is_what_is_free_without_the_files_that_every_step_reads():
     settled = settled_budget(BudgetOptions(total_memory="auto"), replace(AT_REST, mapped_bytes=60 * MB))
     assert settled.total_memory_bytes == (512 - 60) * MB and settled.memory_bytes == (452 - 172) * MB
     full = RunMemory(150 * MB, 20 * MB, MachineMemory(10 * MB))
