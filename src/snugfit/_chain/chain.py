@@ -17,7 +17,7 @@ from snugfit._chain.propagation import node_shapes, read_batch_size_locally
 from snugfit._chain.subgraph import copy_nodes
 from snugfit._chain.tracing import SPLIT_BY_HAND, Traced, assemble, attribute, attributes_of, trace
 from snugfit._chain.unit import Unit, make_unit, run_failure
-from snugfit.errors import ModelError
+from snugfit.errors import ModelError, is_out_of_memory
 
 
 @dataclass
@@ -61,6 +61,8 @@ class Chain:
         try:
             traced.shapes = node_shapes(assemble(traced.graph, traced.attributes, stored), input_shape)
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise run_failure(name, input_shape, error) from error
         if traced.shapes[_output(traced.graph)] is None:
             raise ModelError(f"{name} must return one tensor; wrap it in a module that returns its logits.")

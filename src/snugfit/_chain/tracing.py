@@ -16,7 +16,7 @@ from torch.fx.node import map_aggregate
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
-from snugfit.errors import ModelError
+from snugfit.errors import ModelError, is_out_of_memory
 
 LAYERS = (_ConvNd, nn.Linear)
 """Layers with weights that make consecutive nodes a unit."""
@@ -68,6 +68,8 @@ def trace(model: nn.Module) -> Traced:
                 graph = _Tracer(whole).trace(model, concrete_args=defaults)
                 seen |= _flags_in_arguments(graph)
             except Exception as raised:
+                if is_out_of_memory(raised):
+                    raise
                 error = raised
             constants = {key: model.__dict__.pop(key) for key in set(model.__dict__) - before}
         if "" in seen:

@@ -12,7 +12,7 @@ from torch import fx, nn
 from snugfit._chain.propagation import run_on_meta
 from snugfit._chain.subgraph import split_tail
 from snugfit._chain.tracing import first_line, is_torch_class
-from snugfit.errors import ModelError
+from snugfit.errors import ModelError, is_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ def make_unit(name: str, module: fx.GraphModule, input_shape: tuple[int, ...]) -
     try:
         output, modified = run_on_meta(module, input_shape, training=False)
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise run_failure(f"unit {name}", input_shape, error) from error
     finally:
         for handle in handles:
@@ -121,7 +123,9 @@ def _modifies_input_in_training(module: fx.GraphModule, input_shape: tuple[int, 
         return False
     try:
         return run_on_meta(module, input_shape, training=True)[1]
-    except Exception:
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
         return True
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from snugfit.errors import ModelError, UnknownNameError
+from snugfit.errors import ModelError, UnknownNameError, is_out_of_memory
 
 _DETECTION = ("nms", "qnms")
 """Operators that torchvision refers to at import, even if its compiled part is not loaded."""
@@ -59,9 +59,9 @@ def from_callable(module_name: str, function_name: str, classes: int) -> nn.Modu
     with _current_directory_importable():
         try:
             function = getattr(importlib.import_module(module_name), function_name)
-        except MemoryError:  # because of the budget, not of the module
-            raise
         except Exception as error:
+            if is_out_of_memory(error):  # because of the budget, not of the module
+                raise
             raise ModelError(
                 f"cannot import {label}: {_reason(error)}. Write it as package.module:function."
             ) from error
@@ -101,9 +101,9 @@ def _declare_detection() -> torch.library.Library:
 def _call(label: str, function: Callable[[], Any]) -> nn.Module:
     try:
         model = function()
-    except MemoryError:
-        raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelError(f"{label} failed: {_reason(error)}.") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{label} returned {type(model).__name__}, not a torch.nn.Module.")

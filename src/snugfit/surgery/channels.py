@@ -16,7 +16,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from snugfit._chain.propagation import Shapes, node_shapes
-from snugfit.errors import ModelError
+from snugfit.errors import ModelError, is_out_of_memory
 
 _CONVOLUTIONS: dict[type[nn.Module], int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 """Axes of each class; exactly these classes, because a subclass may use its weight in any way."""
@@ -132,6 +132,8 @@ def find_groups(module: fx.GraphModule, input_shape: tuple[int, ...]) -> list[Ch
     try:
         shapes = node_shapes(module, input_shape)
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelError(f"channels cannot be followed: the network fails on shape {input_shape}: {error}") from error
     walk = _Walk(module, shapes)
     for node in module.graph.nodes:

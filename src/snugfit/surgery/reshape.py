@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from snugfit._chain.propagation import run_on_meta
 from snugfit._chain.tracing import first_line
-from snugfit.errors import CheckpointError, ModelError, UnknownNameError, UsageError
+from snugfit.errors import CheckpointError, ModelError, UnknownNameError, UsageError, is_out_of_memory
 from snugfit.surgery.channels import ChannelGroup, Slot, channel_norms, is_depthwise, width
 
 DEFAULT_THRESHOLD = 1e-4
@@ -212,6 +212,8 @@ def adopt_widths(
         try:
             run_on_meta(module, input_shape, training=False)
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise CheckpointError(
                 f"the weights belong to another model: layers do not fit each other ({first_line(error)})."
             ) from error

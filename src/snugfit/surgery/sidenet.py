@@ -20,7 +20,7 @@ from snugfit._chain.blocks import SIDE_NETWORK as SIDE
 from snugfit._chain.propagation import node_shapes
 from snugfit._chain.subgraph import input_node
 from snugfit._chain.tracing import assemble, attributes_of, is_torch_class
-from snugfit.errors import ModelError
+from snugfit.errors import ModelError, is_out_of_memory
 from snugfit.lean import StandardisedConv2d, disable_inplace
 
 IMAGE_POOL = 4
@@ -260,7 +260,9 @@ def _smallest_size(module: fx.GraphModule, channels: int, too_small: int) -> int
 def _fits(module: fx.GraphModule, input_shape: tuple[int, ...]) -> bool:
     try:
         blocks = find_blocks(module, input_shape)
-    except Exception:  # whatever the network raises on an image that it cannot take
+    except Exception as error:  # whatever the network raises on an image that it cannot take
+        if is_out_of_memory(error):
+            raise
         return False
     plans = _plans(module, blocks, input_shape)
     return not _is_too_small(module, plans, input_shape)

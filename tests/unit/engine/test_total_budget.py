@@ -130,7 +130,7 @@ def test_a_run_predicts_its_total_from_the_memory_at_rest_when_it_begins(tmp_pat
 
 def test_a_budget_that_allows_more_than_is_free_is_warned_of_before_anything_is_measured(monkeypatch):
     small = {"strategy": "backprop", "epochs": 1, "image_size": 8, "max_train": 32, "batch_size": 8}
-    monkeypatch.setattr(run_memory, "machine_memory", lambda own: MachineMemory(10**12, own))
+    monkeypatch.setattr(run_memory, "machine_memory", lambda own: MachineMemory(10**12, own + 50 * MB))
     events = []
     snugfit.plan("smallconv", "digits", subscribers=(events.append,), memory="100MB", **small)
     assert isinstance(events[0], snugfit.Notice) and "--memory allows" in events[0].message
