@@ -29,9 +29,10 @@ def forget() -> None:
 
 def run(func: Any, args: Any, kwargs: Any) -> Any:
     """Call an operator for ``__torch_dispatch__``; the result is cached if all its tensors are on the meta device."""
-    if not _is_on_meta(args, kwargs):
+    values = _key((args, kwargs))
+    if values is None:
         return func(*args, **kwargs)
-    key = (func, _key(args), _key(kwargs))
+    key = func, values
     known = _known.get(key)
     if known is None:
         return _call(key, func, args, kwargs)
@@ -86,10 +87,6 @@ def _empty(shape: Any, stride: Any, dtype: torch.dtype) -> Tensor:
     return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
-def _is_on_meta(args: Any, kwargs: Any) -> bool:
-    return {tensor.device.type for tensor in _tensors(args, kwargs)} == {"meta"}
-
-
 def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
     return (value for value in tree_iter((args, kwargs)) if isinstance(value, Tensor))
 
@@ -99,11 +96,15 @@ def _facts(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _key(value: Any) -> Any:
-    """Everything that outputs depend on; numbers with their types, because 1, 1.0 and True are equal."""
+    """Everything that outputs depend on, numbers with their types, because 1, 1.0 and True are equal.
+
+    None if a tensor is not on the meta device.
+    """
     if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype, value.storage_offset()
+        return (value.shape, value.stride(), value.dtype, value.storage_offset()) if value.is_meta else None
     if isinstance(value, (list, tuple)):
-        return tuple(map(_key, value))
+        keys = tuple(map(_key, value))
+        return None if None in keys else keys
     if isinstance(value, dict):
-        return tuple((name, _key(each)) for name, each in sorted(value.items()))
+        return _key([each for pair in sorted(value.items()) for each in pair])
     return type(value), value

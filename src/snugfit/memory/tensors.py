@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from snugfit._upstream import hidden_bytes
 from snugfit.memory import meta
@@ -56,10 +55,15 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = meta.run(func, args, kwargs or {})
         self.peak = max(self.peak, self.live + hidden_bytes(func, args))
-        for output in tree_iter(outputs):
-            if isinstance(output, Tensor):
-                self.add(output)
+        self._add_outputs(outputs)
         return outputs
+
+    def _add_outputs(self, outputs: Any) -> None:
+        if isinstance(outputs, Tensor):
+            self.add(outputs)
+        elif isinstance(outputs, (list, tuple)):
+            for output in outputs:
+                self._add_outputs(output)
 
 
 def storage_id(tensor: Tensor) -> int:

@@ -11,6 +11,7 @@ from snugfit._chain import Chain
 from snugfit._core.hardware import Hardware
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit.errors import UnknownNameError, UsageError
+from snugfit.strategies.micro_batch import line_name, probe_of_line
 from snugfit.strategies.tiled.candidates import chosen_plan, find_plans, parse_grid, probe_name, settings_of_probe
 from snugfit.strategies.tiled.strategy import Tiled
 
@@ -137,3 +138,15 @@ def test_several_processes_have_a_tile_each():
     assert plan.grid == (2, 2) and not plan.recompute
     assert {plan.recompute for plan in find_plans(chain(), Tiled(processes=4)).values()} == {False, True}
     assert next(iter(find_plans(chain(), Tiled(processes=4, replicas=2)).values())).cells == 4
+
+
+def test_held_gradients_are_measured_only_where_a_step_without_them_fits():
+    """Where nothing fits even one sample, every plan's lower bound is computed once: that of tiles takes seconds."""
+    probes = {probe.name: probe for probe in Tiled(processes=1).probes(workload(), chain(), HARDWARE)}
+    plain, held = next((name, other) for name in probes for other in probes if other == line_name(name, hold=True))
+    for fits, needed in ((None, False), (line(0, 1), True)):
+        assert probes[held].needed({plain: fits}, 1e9) == needed
+    others = [probe for name, probe in probes.items() if name not in (plain, held)]
+    assert all(
+        probe.needed({plain: None, held: None}, 1e9) for probe in others if probe.name == probe_of_line(probe.name)
+    )

@@ -88,8 +88,8 @@ class Tiled(TiledSettings):
         for key, plan in self._plans(chain).items():
             if plan.scratch and hardware.device != "cpu":
                 continue
-            needed = partial(_none_fits, tuple(faster), limit)
             for hold in hold_modes(self.accumulate):
+                needed = partial(_is_needed, tuple(faster), key if hold else None, limit)
                 make = self._make_trainer(plan)
                 probe = network_probe(key, chain, workload, hardware.device, make, hold=hold)
                 # mapped pages grow in the first step
@@ -151,7 +151,11 @@ def _scratch_of(run: Run) -> MappedScratch:
     return MappedScratch(run.cache_dir, run.budget.storage_bytes, run.count_storage)
 
 
-def _none_fits(names: tuple[str, ...], limit: int, tried: Mapping[str, ProbeLine | None], available: float) -> bool:
-    """Whether none of these probes fits the full batch."""
-    lines, headroom = map(tried.get, names), available_headroom(available)
-    return not any(line is not None and line.largest_batch(headroom, limit) >= limit for line in lines)
+def _is_needed(
+    faster: tuple[str, ...], plain: str | None, limit: int, tried: Mapping[str, ProbeLine | None], available: float
+) -> bool:
+    """Whether no faster plan fits the full batch, and one sample fits without held gradients, which take more."""
+    lines, headroom = map(tried.get, faster), available_headroom(available)
+    if any(line is not None and line.largest_batch(headroom, limit) >= limit for line in lines):
+        return False
+    return plain is None or plain not in tried or tried[plain] is not None
