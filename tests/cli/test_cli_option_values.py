@@ -7,6 +7,7 @@ import json
 import math
 import typing
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,6 +53,7 @@ REFUSED = {
     **{key: [-0.01, 1.01, "0.5", True, math.nan] for key in ["erase", "rho", "exit_tolerance"]},
     **{key: [-0.1, 1, "0.1", True, math.nan] for key in ["lasso", "label_smoothing"]},
     **{key: [0, -1, "1", True, math.nan, math.inf] for key in ["side_width", "side_lr"]},
+    "class_weights": ["unbalanced", "", "1,", "0,1", "-1,2", "nan,1", 2, 1.5, True, [], [0, 1], ["1"], b"12"],
     "prune": ["auto ", "0", "1", "-0.5", "nan", 0, 1, True, "half"],
     "module_units": ["0", "-1", "1.5", "", "Auto", "all", True],
     "tiles": ["2", "2x", "0x2", "2X2", "2x3x4", 4, True],
@@ -74,6 +76,7 @@ TAKEN = {
     **{key: [0, 0.5, 1] for key in ["erase", "rho", "exit_tolerance"]},
     **{key: [0, 0.999] for key in ["lasso", "label_smoothing"]},
     **{key: [0.25, 2] for key in ["side_width", "side_lr"]},
+    "class_weights": ["balanced", "2", "1,2.5"],
     "prune": ["auto", "on", "off", "0.5", "1e-2"],
     "module_units": ["auto", "1", "12"],
     "tiles": ["auto", "2x3"],
@@ -107,6 +110,11 @@ def test_right_values_are_kept(name, value):
     request = in_python(name, value)
     assert getattr(getattr(request, OPTIONS[name][0]), name) == value
     assert Request.from_json(json.loads(json.dumps(request.to_json()))) == request
+
+
+def test_class_weights_from_python_may_be_any_sequence_of_numbers():
+    for value in ([1, 2.5], (1.0, 2.5), np.array([1, 2.5])):
+        assert in_python("class_weights", value).training.class_weights == "1.0,2.5"
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from snugfit._core.budget import Aim, TimeRatio
-from snugfit._core.options import Checked, Count, Positive, Range, Share, Size, SizeOrAuto, Text, Workers
+from snugfit._core.options import Checked, ClassWeights, Count, Positive, Range, Share, Size, SizeOrAuto, Text, Workers
 from snugfit._core.workload import (
     Activations,
     Keep,
@@ -165,6 +165,9 @@ class TrainingOptions(Checked):
         erase: probability that a rectangle of an augmented training image is erased.
         label_smoothing: share of each target that is spread evenly over all classes, in the cross entropies of the
             network and of local losses; not to detect.
+        class_weights: weights of the classes in the cross entropy: balanced (in inverse proportion to their training
+            images, 1 on average over the images), or a number for each class, like 1,2.5. For backprop and
+            checkpoint; not to detect.
         seed: seed of everything random.
     """
 
@@ -185,6 +188,7 @@ class TrainingOptions(Checked):
     crop: bool = True
     erase: Share = 0.0
     label_smoothing: Annotated[float, Range(least=0, below=1)] = 0.0
+    class_weights: ClassWeights | None = None
     seed: Seed = 0
 
     def __post_init__(self) -> None:

@@ -66,10 +66,12 @@ class Text:
     Attributes:
         form: description that completes "must be".
         read: parses a text; raises ValueError, or returns None or False, if the form is wrong.
+        write: the text of another value from Python; raises ValueError or TypeError for one that has none.
     """
 
     form: str
     read: Callable[[str], object]
+    write: Callable[[Any], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,48 @@ Count = Annotated[int, Range(1, 10**9)]
 Share = Annotated[float, Range(0, 1)]
 Workers = Annotated[int, Range(1, 1024)]
 """Threads, processes or devices."""
-_SIZE = Text("a positive size with its unit, like 100MB (10^6 bytes) or 512MiB (2^20)", parse_bytes)
+
+
+def _bytes(value: Any) -> str:
+    count = _real(value, None)
+    if count < MIN_BYTES or count != round(count):
+        raise ValueError
+    return f"{round(count)}B"
+
+
+_SIZE = Text("a positive size with its unit, like 100MB (10^6 bytes) or 512MiB (2^20)", parse_bytes, _bytes)
 Size = Annotated[str, _SIZE]
 """Text with a unit, or from Python a whole number of bytes."""
 AUTO = "auto"
-_SIZE_OR_AUTO = Text(f"{AUTO} or {_SIZE.form}", lambda text: text == AUTO or parse_bytes(text))
+_SIZE_OR_AUTO = Text(f"{AUTO} or {_SIZE.form}", lambda text: text == AUTO or parse_bytes(text), _bytes)
 SizeOrAuto = Annotated[str, _SIZE_OR_AUTO]
 """A size, or ``auto``: what the machine has."""
+BALANCED = "balanced"
+
+
+def parse_weights(text: str) -> tuple[float, ...]:
+    """Numbers above 0, one for each class, from text like ``1,2.5``; raises ValueError."""
+    weights = tuple(map(float, text.split(",")))
+    if not all(0 < weight < math.inf for weight in weights):
+        raise ValueError
+    return weights
+
+
+def _weights(values: Any) -> str:
+    if isinstance(values, bytes):
+        raise TypeError
+    text = ",".join(repr(_real(value, None)) for value in values)
+    parse_weights(text)
+    return text
+
+
+_WEIGHTS = Text(
+    f"{BALANCED}, or a number above 0 for each class, like 1,2.5",
+    lambda text: text == BALANCED or parse_weights(text),
+    _weights,
+)
+ClassWeights = Annotated[str, _WEIGHTS]
+"""``balanced``, or one number for each class: text, or from Python a sequence."""
 Positive = Annotated[float, Range(above=0)]
 Choice = Literal["auto", "on", "off"]
 Seconds = Annotated[str, Text("a duration like 90s, 15m or 1h30m", parse_seconds)]
@@ -165,7 +202,7 @@ class Checked:
         kind: Any = type(self)
         for field, hint in _declarations(kind):
             value = getattr(self, field.name)
-            if value != "" or field.default != "":
+            if not (isinstance(value, str) and value == "" == field.default):
                 object.__setattr__(self, field.name, checked(field.name, hint, value))
 
 
@@ -219,8 +256,8 @@ def _real(value: Any, rule: Range | None) -> float:
 
 
 def _text(value: Any, rule: Text | None) -> str:
-    if rule in (_SIZE, _SIZE_OR_AUTO) and not isinstance(value, str):
-        return _bytes(value)
+    if isinstance(rule, Text) and rule.write is not None and not isinstance(value, str):
+        return rule.write(value)
     number = isinstance(rule, Text) and isinstance(value, (int, float)) and not isinstance(value, bool)
     text = str(value) if number else os.fspath(value)
     if not isinstance(text, str) or not text.strip() or "\0" in text:
@@ -228,13 +265,6 @@ def _text(value: Any, rule: Text | None) -> str:
     if isinstance(rule, Text) and rule.read(text) in (None, False):
         raise ValueError
     return text
-
-
-def _bytes(value: Any) -> str:
-    count = _real(value, None)
-    if count < MIN_BYTES or count != round(count):
-        raise ValueError
-    return f"{round(count)}B"
 
 
 _TRUE, _FALSE = ("true", "yes", "on", "t", "y", "1"), ("false", "no", "off", "f", "n", "0")

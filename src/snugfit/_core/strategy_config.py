@@ -36,6 +36,7 @@ class StrategyConfig:
         expected_loss: expected loss of accuracy, as an ordinal number; 0 is none.
         accuracy: sentence of a plan's explanation about the accuracy to expect, for strategies that are not exact.
         rounds_weights: whether it can keep trained weights in bfloat16 (``--weight-dtype``).
+        whole_loss: whether it trains all layers together by the network's own loss, which --class-weights changes.
         normalises_batches: whether its batch norms can normalise by all images of a step (``--batch-norm exact``).
         only_named: whether ``auto`` never considers it; it is a baseline.
         keeps_time_ratio: whether it supports a time ratio; ``auto`` considers it only with one.
@@ -63,6 +64,7 @@ class StrategyConfig:
         "Its gradients are not those of the network's own loss, so accuracy may differ from backpropagation's."
     )
     rounds_weights: ClassVar[bool] = False
+    whole_loss: ClassVar[bool] = False
     normalises_batches: ClassVar[bool] = False
     only_named: ClassVar[bool] = False
     keeps_time_ratio: ClassVar[bool] = False
@@ -103,6 +105,8 @@ class StrategyConfig:
             return f"--activations {training.activations}"
         if training.weight_dtype != "float32" and not self.rounds_weights:
             return f"--weight-dtype {training.weight_dtype}"
+        if training.class_weights is not None and not self.whole_loss:
+            return f"--class-weights {training.class_weights}"
         return None
 
     def _foreign_scheme(self, request: BaseRequest) -> str | None:

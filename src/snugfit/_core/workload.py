@@ -95,6 +95,7 @@ class Workload:
         anchors: widths and heights of anchor boxes, as fractions of the image's sides.
         most_boxes: most boxes of an image; targets of a batch are padded to it.
         label_smoothing: share of each target that cross entropies spread evenly over all classes.
+        class_weights: weight of each class in the network's cross entropy; empty if all count the same.
     """
 
     model: str
@@ -118,6 +119,7 @@ class Workload:
     anchors: tuple[tuple[float, float], ...] = ()
     most_boxes: int = 0
     label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] = ()
 
     @property
     def rounded_flags(self) -> tuple[str, ...]:

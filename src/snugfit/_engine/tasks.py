@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any
 
+import numpy as np
+
 from snugfit import _data as datasets
 from snugfit._chain import Chain
+from snugfit._core.options import BALANCED, parse_weights
 from snugfit._core.request import Request
 from snugfit._core.workload import TaskName
 from snugfit._data import Batches, Splits, image_folder
@@ -44,7 +47,33 @@ def _logits(request: Request, chain: Chain, splits: Splits) -> dict[str, Any]:
             f"{request.model.model} gives outputs of shape {shape} per image, "
             f"but {splits.name} has {classes} classes; make it end in {classes} logits{boxes}."
         )
-    return {}
+    return {"class_weights": _class_weights(request, splits)}
+
+
+def _class_weights(request: Request, splits: Splits) -> tuple[float, ...]:
+    """The weight of each class; ``balanced`` is images / (classes * images of the class), as in scikit-learn.
+
+    Raises:
+        UsageError: their number is not that of the classes, or a class to balance has no training image.
+    """
+    given, names = request.training.class_weights, splits.class_names
+    if given is None:
+        return ()
+    if given != BALANCED:
+        weights = parse_weights(given)
+        if len(weights) != len(names):
+            raise UsageError(
+                f"--class-weights has {len(weights)} numbers, but {splits.name} has {len(names)} classes; give one for "
+                f"each class, or {BALANCED}."
+            )
+        return weights
+    counts = np.bincount(splits.train.labels, minlength=len(names))
+    if not counts.all():
+        raise UsageError(
+            f"--class-weights {BALANCED} needs training images of every class, and {splits.name} has none of "
+            f"'{names[int(counts.argmin())]}'; give a number for each class, or raise --max-train."
+        )
+    return tuple((counts.sum() / (len(names) * counts)).tolist())
 
 
 def _folder(name: str, data_dir: str | None) -> str:

@@ -72,7 +72,8 @@ def _shortened(assembly: Assembly, steps: int) -> Assembly:
         max_train=min(most, request.data.max_train or most),
         max_val=_EVALUATED if given is None else min(_EVALUATED, given),
     )
-    training = replace(request.training, epochs=1, warmup_epochs=0.0)
+    weights = ",".join(map(repr, assembly.workload.class_weights)) or None  # those of all training images
+    training = replace(request.training, epochs=1, warmup_epochs=0.0, class_weights=weights)
     machine = replace(request.machine, out=None, profile_cache="off")
     request = replace(request, data=data, training=training, machine=machine)
     if data.data != FROM_PYTHON:

@@ -195,6 +195,7 @@ def _identified(probe: Measured, strategy: Strategy, workload: Workload, network
             "optimizer": (optimizer.name, optimizer.momentum > 0, optimizer.weight_decay > 0, optimizer.state),
             "task": (workload.task, workload.anchors, workload.most_boxes),
             "smoothed": workload.label_smoothing > 0,
+            "weighted": bool(workload.class_weights),
         },
         "limit": probe.batch_limit,
         "sizes": probe.sizes if isinstance(probe, Probe) else (),

@@ -78,11 +78,13 @@ def _train_step(
     seed_all(derive_seed(workload.seed, phase.name, position.epoch, position.step))
     factor = lr_factor(workload.optimizer, position.epoch * steps + position.step, steps, workload.epochs)
     trainable.set_lr_factor(factor)
-    loss, correct, samples, known = 0.0, 0, 0, True
+    loss, weight, correct, samples, known = 0.0, 0.0, 0, 0, True
     while samples < images:
         result, count = _step_within_budget(trainable, batches, run, left=images - samples, images=images)
-        loss, correct, samples = loss + result.loss * count / images, correct + (result.correct or 0), samples + count
-        known = result.correct is not None
+        counted = count if result.weight is None else result.weight
+        loss, weight = loss + result.loss * counted, weight + counted
+        correct, samples, known = correct + (result.correct or 0), samples + count, result.correct is not None
+    loss /= weight
     run.require_finite(loss, phase.name)
     run.tick()
     position.step += 1

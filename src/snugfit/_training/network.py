@@ -69,19 +69,30 @@ class NetworkTrainer:
         use_float_gradients(module)
         self.optimizers = ParameterOptimizers(module.named_parameters(), workload.optimizer)
         self._bfloat16 = workload.precision == "bfloat16"
+        self._weight: Tensor | None = None
         if micro_batches == 1:
             self.optimizers.apply_in_backward()
 
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
-        """Run one forward and backward pass on a batch (B, ...), weighted by ``share``, and ``update`` the weights."""
+        """Run one forward and backward pass on a batch (B, ...), weighted by ``share``, and ``update`` the weights.
+
+        Where classes have weights, the mean of accumulated batches is over weights and not over images. Their sum is
+        known with the last batch, so gradients are divided by it then.
+        """
         self.train_mode()
         self.optimizers.train()
         loss, outputs = loss_of(self.forward, inputs, labels, self.task.loss, bfloat16=self._bfloat16)
         del inputs
-        (loss * share).backward()
+        weight = self.task.weight(labels) if self.micro_batches > 1 else None
+        (loss * (share if weight is None else weight)).backward()
+        if weight is not None:
+            self._weight = weight if self._weight is None else self._weight + weight
         if update and self.micro_batches > 1:
+            if self._weight is not None:
+                self.optimizers.divide_gradients(self._weight)
+                self._weight = None
             self.optimizers.step()
-        return StepResult.of(loss, outputs, labels, self.task.correct)
+        return StepResult.of(loss, outputs, labels, self.task.correct, weight)
 
     def train_mode(self) -> None:
         """Put the network into training mode."""

@@ -140,6 +140,12 @@ class ParameterOptimizers:
         for name in self.parameters:
             self._apply(name)
 
+    def divide_gradients(self, by: Tensor) -> None:
+        """Divide every gradient that is held by a scalar."""
+        for parameter in self.parameters.values():
+            if parameter.grad is not None:
+                parameter.grad.div_(by)
+
     def zero_grad(self) -> None:
         """Free all gradients without applying them."""
         for parameter in self.parameters.values():

@@ -86,15 +86,26 @@ def count_correct(logits: Tensor, labels: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Classification:
-    """One class per image, by cross entropy with label smoothing (Szegedy et al., CVPR 2016, section 7)."""
+    """One class per image, by cross entropy with label smoothing (Szegedy et al., CVPR 2016, section 7).
+
+    With ``class_weights`` it is the weighted mean, as in torch: the sum of weighted losses over the sum of weights.
+    """
 
     metric: ClassVar[str] = "accuracy"
     classes: int
     label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] = ()
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross entropy of logits (B, classes)."""
-        return F.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
+        weight = outputs.new_tensor(self.class_weights) if self.class_weights else None
+        return F.cross_entropy(outputs, targets, weight, label_smoothing=self.label_smoothing)
+
+    def weight(self, targets: Tensor) -> Tensor | None:
+        """Sum of the weights of labels (B,), by which means of parts of a batch count; None if images count."""
+        if not self.class_weights:
+            return None
+        return torch.tensor(self.class_weights, dtype=torch.float64, device=targets.device)[targets].sum()
 
     def correct(self, outputs: Tensor, targets: Tensor) -> int | None:
         """Number of samples whose largest logit, (B, classes), is their class."""
@@ -123,6 +134,10 @@ class Detection:
         """YOLOv2's loss (scalar) of raw predictions (B, A (5 + C), H, W)."""
         return yolov2_loss(outputs, targets, self.anchors)
 
+    def weight(self, targets: Tensor) -> Tensor | None:
+        """None: images count the same in means, whatever boxes (B, M, 5) they have."""
+        return None
+
     def correct(self, outputs: Tensor, targets: Tensor) -> int | None:
         """None, because precision needs a whole split; outputs are (B, ...)."""
         return None
@@ -146,7 +161,7 @@ def task_of(workload: Workload) -> Task:
     """The task of a workload."""
     if workload.task == "detect":
         return Detection(workload.classes, workload.anchors, workload.most_boxes)
-    return Classification(workload.classes, workload.label_smoothing)
+    return Classification(workload.classes, workload.label_smoothing, workload.class_weights)
 
 
 def needs_classes(workload: Workload) -> list[str]:
@@ -169,10 +184,14 @@ def measure(
 
 @dataclass(frozen=True)
 class StepResult:
-    """Mean loss over the batch, and its number of correct samples; None if single samples do not determine it."""
+    """Mean loss over the batch, and its number of correct samples; None if single samples do not determine it.
+
+    ``weight`` is what the batch counts in the mean of a step; its samples if None.
+    """
 
     loss: float
     correct: int | None
+    weight: float | None = None
 
     @classmethod
     def of(
@@ -181,9 +200,12 @@ class StepResult:
         outputs: Tensor,
         targets: Tensor,
         correct: Callable[[Tensor, Tensor], int | None] = count_correct,
+        weight: Tensor | None = None,
     ) -> StepResult:
-        """Read loss (scalar), outputs and targets (B, ...); on the meta device there is nothing to read."""
-        return cls(0.0, 0) if loss.is_meta else cls(loss.item(), correct(outputs, targets))
+        """Read loss (scalar), outputs, targets (B, ...) and weight; on the meta device there is nothing to read."""
+        if loss.is_meta:
+            return cls(0.0, 0)
+        return cls(loss.item(), correct(outputs, targets), None if weight is None else weight.item())
 
 
 def precision_context(inputs: Tensor, *, bfloat16: bool) -> AbstractContextManager[object]:

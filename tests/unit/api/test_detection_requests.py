@@ -58,6 +58,7 @@ def test_a_module_of_ones_own_may_have_any_number_of_anchors(folder):
         ({"model": "vgg16"}, ModelError, "must output feature maps of 7 channels for each anchor, as yolov2_16 does"),
         ({"size": 40}, ModelError, "multiple of 16, not 40"),
         ({"erase": 0.5}, UsageError, "--erase would hide objects"),
+        ({"class_weights": "balanced"}, UsageError, "--class-weights applies to cross entropy"),
         ({"label_smoothing": 0.1}, UsageError, "--label-smoothing applies to cross entropy"),
     ],
 )

@@ -117,6 +117,17 @@ def test_what_is_there_decides_what_is_considered():
     assert make_strategies(Request.of(weights="w", scheme="full")).left_out["sidenet"] == "has no --scheme full"
 
 
+@pytest.mark.parametrize("options", [{"class_weights": "balanced"}], ids=str)
+def test_what_changes_the_networks_loss_is_for_strategies_that_train_by_it(options):
+    selection = make_strategies(Request.of(**options))
+    assert {each.name for each in selection.strategies} == {"backprop", "checkpoint"} and not selection.standby
+    (flag,) = (f"--{name.replace('_', '-')} {value}" for name, value in options.items())
+    assert selection.left_out["blockwise"] == f"does not support {flag}"
+    for name in ("blockwise", "elastic", "feedback", "sidenet", "tiled"):
+        with pytest.raises(UsageError, match=f"{name} does not support {flag}; use backprop or checkpoint"):
+            make_strategies(Request.of(strategy=name, **options))
+
+
 def test_a_strategy_that_cannot_keep_less_says_so():
     with pytest.raises(UsageError, match="tiled does not support --weight-dtype bfloat16; use backprop or checkpoint"):
         make_strategies(Request.of(strategy="tiled", weight_dtype="bfloat16"))

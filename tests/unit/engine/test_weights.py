@@ -4,15 +4,18 @@ import copy
 import os
 import pickle
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from snugfit._chain import Chain, UnitStore
 from snugfit._core.request import Request
-from snugfit._core.serial import to_data
+from snugfit._core.serial import from_data, to_data
+from snugfit._core.workload import Workload
 from snugfit._data import from_dataset
 from snugfit._engine.builder import assemble, optimizer_of
 from snugfit._engine.loading import on_meta
@@ -225,6 +228,36 @@ def test_label_smoothing_is_off_by_default_and_part_of_the_workload():
     assert assemble(Request.of(model="python"), splits(), network()).workload.label_smoothing == 0.0
     made = assemble(Request.of(model="python", label_smoothing=0.1), splits(), network())
     assert to_data(made.workload)["label_smoothing"] == 0.1
+
+
+def unbalanced(classes=3, counts=(1, 3, 6)):
+    labels = torch.cat([torch.full((count,), label) for label, count in enumerate(counts)])
+    whole = TensorDataset(torch.zeros(len(labels), 1, 8, 8), labels)
+    few = TensorDataset(torch.zeros(classes, 1, 8, 8), torch.arange(classes))
+    return from_dataset(whole, few)
+
+
+def three_classes():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+
+
+def test_balanced_class_weights_are_scikit_learns():
+    """From the training images alone: those of validation are balanced."""
+    made = assemble(Request.of(model="python", class_weights="balanced"), unbalanced(), three_classes())
+    labels = made.splits.train.labels
+    theirs = compute_class_weight("balanced", classes=np.arange(3), y=labels)
+    assert made.workload.class_weights == pytest.approx(theirs.tolist(), rel=1e-12)
+    assert from_data(Workload, to_data(made.workload)) == made.workload
+    assert assemble(Request.of(model="python"), unbalanced(), three_classes()).workload.class_weights == ()
+
+
+def test_class_weights_fit_the_classes():
+    given = assemble(Request.of(model="python", class_weights=[1, 2, 3.5]), unbalanced(), three_classes())
+    assert given.workload.class_weights == (1, 2, 3.5)
+    with pytest.raises(UsageError, match=r"--class-weights has 2 numbers, but .* has 3 classes"):
+        assemble(Request.of(model="python", class_weights="1,2"), unbalanced(), three_classes())
+    with pytest.raises(UsageError, match=r"--class-weights balanced needs training images of every class.* '1'"):
+        assemble(Request.of(model="python", class_weights="balanced"), unbalanced(counts=(4, 0, 4)), three_classes())
 
 
 def test_a_chain_on_meta_shares_nothing_and_takes_weights_back():

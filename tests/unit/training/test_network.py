@@ -83,6 +83,36 @@ def test_accumulated_micro_batches_are_the_whole_batch(parts):
     assert_equal_weights(mine, theirs)
 
 
+WEIGHTS = (0.3, 1.0, 4.0)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+def test_class_weights_are_torchs_whatever_the_micro_batches(parts, smoothing):
+    """The mean of a step is over its weights; a mean over images of the parts' means is something else."""
+    mine, theirs = network(), network()
+    made = trainer(mine, micro_batches=parts, classes=3, class_weights=WEIGHTS, label_smoothing=smoothing)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    inputs, labels = images()
+    for _ in range(3):
+        results = [
+            made.step(some, those, len(some) / len(inputs), index == parts - 1)
+            for index, (some, those) in enumerate(
+                zip(inputs.tensor_split(parts), labels.tensor_split(parts), strict=True)
+            )
+        ]
+        optimizer.zero_grad()
+        weight = torch.tensor(WEIGHTS, dtype=torch.float64)
+        loss = nn.functional.cross_entropy(theirs(inputs), labels, weight, label_smoothing=smoothing)
+        loss.backward()
+        optimizer.step()
+        total = sum(result.weight or 1.0 for result in results)
+        mean = sum(result.loss * (result.weight or 1.0) for result in results) / total
+        assert mean == pytest.approx(loss.item(), rel=1e-10)
+    assert_equal_weights(mine, theirs)
+    assert all(parameter.grad is None for parameter in mine.parameters())
+
+
 def test_the_result_tells_loss_and_correct_ones():
     module = nn.Sequential(nn.Flatten(), nn.Linear(32, 3)).double()
     with torch.no_grad():

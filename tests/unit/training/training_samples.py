@@ -121,8 +121,8 @@ def make_workload(**changes):
     settings = {
         "epochs": 3, "batch_size": 2, "batch_limit": 2, "optimizer": OptimizerSettings(lr=0.5, schedule="constant")
     }  # fmt: skip
-    settings |= {"train_count": 10} | changes
-    return Workload("net", "data", (1, 1, 1), 2, val_count=4, test_count=4, **settings)
+    settings |= {"train_count": 10, "classes": 2} | changes
+    return Workload("net", "data", (1, 1, 1), val_count=4, test_count=4, **settings)
 
 
 def make_run(folder, subscribers=(), budget=None, **changes):

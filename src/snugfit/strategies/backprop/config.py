@@ -24,6 +24,7 @@ class Config(StrategyConfig):
     expected_loss = 0
     activations = ("int8", "int4")
     rounds_weights = True
+    whole_loss = True
     normalises_batches = True
 
     def modules(self, request: BaseRequest) -> tuple[str, ...]:

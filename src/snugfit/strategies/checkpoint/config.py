@@ -23,6 +23,7 @@ class Config(StrategyConfig):
     expected_loss = 0
     activations = ("paged",)
     rounds_weights = True
+    whole_loss = True
 
     def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """The units that run again, and those that page."""
