@@ -30,7 +30,7 @@ NAMES = [
     "task", "optimizer", "optimizer_state", "schedule", "keep", "precision", "weight_dtype", "strategy", "aim",
     "residency", "cache", "cache_dtype", "feedback_rule", "scheme", "importance", "prune_importance", "sample_wise",
     "weight_storage", "recompute", "weight_update", "rest", "tile_sizes", "scratch", "activations",
-    "batch_norm",
+    "batch_norm", "loss",
 ]  # fmt: skip
 PATHS = [
     "model", "weights", "data", "data_dir", "local_loss", "cache_dir", "retrain_data", "cluster", "out",

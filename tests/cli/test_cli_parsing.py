@@ -59,6 +59,7 @@ def test_every_option_is_a_flag_that_sets_its_field_alone(group, field):
         "retrain_data": "pets",
         "local_loss": "lls:basis=cosine",
         "module_units": "3",
+        "class_weights": "1,2.5",
     }.get(field.name, value)
     flag = "--" + ("no-" if value is False else "") + field.name.replace("_", "-")
     request = request_of("train", flag, *([] if isinstance(value, bool) else [str(value)]))
@@ -123,6 +124,8 @@ def test_version(snugfit):
         (["plan", "--devices", "0"], "--devices must be"),
         (["plan", "--compare", "--compare-steps", "-1"], "--compare-steps must be"),
         (["plan", "--compare-steps", "3"], "add --compare"),
+        (["plan", "--loss", "focal", "--label-smoothing", "0.1"], "--label-smoothing applies to cross entropy"),
+        (["train", "--class-weights", "1,0"], "--class-weights must be balanced, or a number above 0 for each class"),
         (["plan", "--strategy", "blockwize"], "'blockwise'"),
         (["predict", "run", "folder", "--top", "0"], "--top must be"),
         (["evaluate", "run", "--split", "tst"], "Did you mean 'test'?"),

@@ -172,6 +172,7 @@ def stopped_after(kind: type[Event], count: int) -> Callable[[Event], None]:
         {"strategy": "backprop", "optimizer_state": "int8", "weight_dtype": "bfloat16"},
         {"strategy": "checkpoint", "optimizer": "adamw", "weight_dtype": "bfloat16", "precision": "bfloat16"},
         {"strategy": "checkpoint", "class_weights": "balanced"},
+        {"strategy": "checkpoint", "loss": "focal"},
         *({"strategy": "feedback", "feedback_rule": rule} for rule in ("dfa", "drtp", "pepita")),
     ],
     ids=lambda options: "-".join(options.values()),

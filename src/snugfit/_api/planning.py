@@ -23,6 +23,7 @@ from snugfit._engine.running import execute
 from snugfit._planner import infeasible_error
 from snugfit._storage.outputs import require_places
 from snugfit._training.events import Subscriber
+from snugfit._training.losses import Loss
 from snugfit._training.stopping import StopFlag
 from snugfit.errors import UsageError
 
@@ -152,13 +153,17 @@ def plan(
         budget: what may be used; unlimited by default. The options ``memory``, ``total_memory``, ``storage``,
             ``time_ratio`` and ``devices`` say the same.
         subscribers: called with every measured probe.
-        **options: any option of the command line, with underscores: ``epochs=3``, ``strategy="blockwise"``.
+        **options: any option of the command line, with underscores: ``epochs=3``, ``strategy="blockwise"``. ``loss``
+            may be a function of logits (B, classes) and labels (B,) that returns their mean loss, a scalar tensor.
 
     Raises:
         UsageError: an option that does not exist, or that contradicts another.
         DataError, ModelError: data or model cannot be used.
     """
     shown(None)  # now, because what is imported after planning leaves less of a total
+    loss: Loss | None = None
+    if callable(options.get("loss")):
+        loss, options["loss"] = options["loss"], FROM_PYTHON
     request = Request.of(**options)
     require_places(request.machine.out, request.machine.cache_dir)
     splits, module = own_splits(data, request), None
@@ -172,7 +177,7 @@ def plan(
             keywords = ", ".join(f"{each.name}=" for each in fields(BudgetOptions))
             raise UsageError(f"give the budget once: as snugfit.Budget(...), or as {keywords}.")
         request = replace(request, budget=_budget_options(budget))
-    return RunnablePlan(**vars(make_plan(request, splits, module, subscribers)))
+    return RunnablePlan(**vars(make_plan(request, splits, module, subscribers, loss=loss)))
 
 
 def profile_request(

@@ -16,6 +16,7 @@ from snugfit._core.record import Record
 from snugfit._engine import running
 from snugfit._storage.tensor_file import MODEL_FILE
 from snugfit._training.events import Subscriber
+from snugfit._training.losses import Loss
 from snugfit._training.stopping import StopFlag
 from snugfit.memory.process import library_import
 
@@ -86,6 +87,7 @@ def resume(
     model: nn.Module | Callable[[], nn.Module] | None = None,
     data: Any = None,
     stop: StopFlag | None = None,
+    loss: Loss | None = None,
 ) -> TrainedRecord:
     """Continue an interrupted run; it ends with the weights of an uninterrupted one (same seed, same machine).
 
@@ -99,9 +101,10 @@ def resume(
         subscribers: called with every event; progress bars on stderr by default.
         model, data: the module and data that were passed from Python, if any.
         stop: ends the run between two steps once it is requested; the run can be resumed again.
+        loss: the loss that was passed from Python, if any.
 
     Raises:
         CheckpointError: the folder is not a run folder, or damaged.
         InterruptedRunError: it was stopped again.
     """
-    return TrainedRecord(*running.resume(Path(run), shown(subscribers), model, data, stop))
+    return TrainedRecord(*running.resume(Path(run), shown(subscribers), model, data, stop, loss))

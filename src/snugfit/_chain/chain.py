@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, cast
@@ -34,12 +34,14 @@ class Chain:
         units: all units before the head.
         head: the last part, which ends in the classifier.
         input_shape: channels, height, width of one image.
+        loss: loss of its outputs and their targets, if one was passed from Python.
     """
 
     name: str
     units: tuple[Unit, ...]
     head: Unit
     input_shape: tuple[int, ...]
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     @classmethod
     def from_module(cls, model: nn.Module, input_shape: tuple[int, int, int], name: str = "") -> Chain:
@@ -152,7 +154,7 @@ class Chain:
             raise ValueError(f"sizes {tuple(sizes)} do not divide {len(self.units)} units")
         ends = list(accumulate(sizes))
         parts = (self.units[end - size : end] for end, size in zip(ends, sizes, strict=True))
-        return Chain(self.name, tuple(_merge(part) for part in parts), self.head, self.input_shape)
+        return Chain(self.name, tuple(_merge(part) for part in parts), self.head, self.input_shape, self.loss)
 
     def to_module(self) -> nn.Module:
         """One plain module that computes the same and shares the parameters; its state-dict names are the model's.

@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 from typing import Any, get_args
 
 from snugfit._core.budget import Aim
-from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.plan import Candidate, Cost, Plan, ranked
 from snugfit._core.registry import find_config, strategies
 from snugfit._core.request import Request
@@ -191,10 +190,10 @@ def _changes(candidate: Candidate, aim: Aim) -> bool:
 def command_of(request: Request, plan: Plan) -> tuple[str, ...] | None:
     """Arguments of the command that trains by a plan's choice, with ``snugfit cluster launch`` for several processes.
 
-    None if nothing was chosen, or if model or data were passed from Python.
+    None if nothing was chosen, or if model, data or loss were passed from Python.
     """
     choice = plan.choice
-    if choice is None or FROM_PYTHON in (request.model.model, request.data.data):
+    if choice is None or request.from_python:
         return None
     training = request.training
     own_default = find_config(choice.strategy).default_optimizer

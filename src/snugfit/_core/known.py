@@ -26,6 +26,8 @@ def check_names(request: BaseRequest) -> None:
     for config in strategies().values():
         config.check_names(request)
     check_model(request.model.model)
+    if request.training.loss == FROM_PYTHON:
+        raise UsageError("--loss python is a function of your own; pass it from Python: snugfit.plan(..., loss=...).")
     if request.data.task == "classify" and request.data.data != FROM_PYTHON:
         check_data_set(request.data.data)
     for name in data_sets_in(request.strategy).values():

@@ -11,6 +11,7 @@ from snugfit._core.options import Checked, ClassWeights, Count, Positive, Range,
 from snugfit._core.workload import (
     Activations,
     Keep,
+    LossName,
     OptimizerName,
     OptimizerState,
     Precision,
@@ -168,6 +169,9 @@ class TrainingOptions(Checked):
         class_weights: weights of the classes in the cross entropy: balanced (in inverse proportion to their training
             images, 1 on average over the images), or a number for each class, like 1,2.5. For backprop and
             checkpoint; not to detect.
+        loss: the network's loss: cross-entropy, or focal, which counts images less that are classified well. In Python
+            also a function of logits and labels that returns their mean loss. Other losses than cross-entropy are for
+            backprop and checkpoint, without class weights and label smoothing; not to detect.
         seed: seed of everything random.
     """
 
@@ -189,6 +193,7 @@ class TrainingOptions(Checked):
     erase: Share = 0.0
     label_smoothing: Annotated[float, Range(least=0, below=1)] = 0.0
     class_weights: ClassWeights | None = None
+    loss: LossName = "cross-entropy"
     seed: Seed = 0
 
     def __post_init__(self) -> None:
@@ -198,6 +203,9 @@ class TrainingOptions(Checked):
                 f"--warmup-epochs {self.warmup_epochs:g} leaves none of --epochs {self.epochs} for the schedule; "
                 "use fewer, or train longer."
             )
+        if self.loss != "cross-entropy" and (self.label_smoothing or self.class_weights is not None):
+            flag = "--class-weights" if self.class_weights is not None else "--label-smoothing"
+            raise UsageError(f"{flag} applies to cross entropy; leave it out with --loss {self.loss}.")
 
 
 @dataclass(frozen=True)
@@ -245,6 +253,11 @@ class BaseRequest:
     training: TrainingOptions = field(default_factory=TrainingOptions)
     strategy: BaseStrategyOptions = field(default_factory=BaseStrategyOptions)
     machine: MachineOptions = field(default_factory=MachineOptions)
+
+    @property
+    def from_python(self) -> bool:
+        """Whether model, data or loss were passed from Python, so that no other process can have them."""
+        return FROM_PYTHON in (self.model.model, self.data.data, self.training.loss)
 
     @property
     def aim(self) -> Aim:

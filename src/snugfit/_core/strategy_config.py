@@ -36,7 +36,7 @@ class StrategyConfig:
         expected_loss: expected loss of accuracy, as an ordinal number; 0 is none.
         accuracy: sentence of a plan's explanation about the accuracy to expect, for strategies that are not exact.
         rounds_weights: whether it can keep trained weights in bfloat16 (``--weight-dtype``).
-        whole_loss: whether it trains all layers together by the network's own loss, which --class-weights changes.
+        whole_loss: whether it trains all layers together by its own loss (``loss``, ``class_weights``).
         normalises_batches: whether its batch norms can normalise by all images of a step (``--batch-norm exact``).
         only_named: whether ``auto`` never considers it; it is a baseline.
         keeps_time_ratio: whether it supports a time ratio; ``auto`` considers it only with one.
@@ -107,6 +107,8 @@ class StrategyConfig:
             return f"--weight-dtype {training.weight_dtype}"
         if training.class_weights is not None and not self.whole_loss:
             return f"--class-weights {training.class_weights}"
+        if training.loss != "cross-entropy" and not self.whole_loss:
+            return f"--loss {training.loss}"
         return None
 
     def _foreign_scheme(self, request: BaseRequest) -> str | None:

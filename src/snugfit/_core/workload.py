@@ -13,6 +13,8 @@ ScheduleName = Literal["cosine", "constant"]
 OptimizerState = Literal["float32", "bfloat16", "int8"]
 Activations = Literal["exact", "paged", "int8", "int4"]
 WeightDtype = Literal["float32", "bfloat16"]
+LossName = Literal["cross-entropy", "focal", "python"]
+"""``python`` is a function that was passed from Python."""
 Keep = Literal["best", "last"]
 Precision = Literal["float32", "bfloat16"]
 TaskName = Literal["classify", "detect"]
@@ -96,6 +98,7 @@ class Workload:
         most_boxes: most boxes of an image; targets of a batch are padded to it.
         label_smoothing: share of each target that cross entropies spread evenly over all classes.
         class_weights: weight of each class in the network's cross entropy; empty if all count the same.
+        loss: the network's loss to classify.
     """
 
     model: str
@@ -120,6 +123,7 @@ class Workload:
     most_boxes: int = 0
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] = ()
+    loss: LossName = "cross-entropy"
 
     @property
     def rounded_flags(self) -> tuple[str, ...]:

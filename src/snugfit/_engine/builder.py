@@ -24,6 +24,7 @@ from snugfit._engine.loading import Architecture, ModuleOrFactory, build_on_meta
 from snugfit._engine.tasks import rules_of
 from snugfit._planner import StrategySelection
 from snugfit._training.initial_weights import load_initial_weights
+from snugfit._training.losses import Loss
 from snugfit._training.seeding import derive_seed
 from snugfit._training.strategy import Strategy, TrainingData
 from snugfit.errors import DataError, UsageError
@@ -147,10 +148,15 @@ def own_splits(data: Any, request: Request) -> Splits | None:
     return from_dataset(*parts, **_division(request))
 
 
-def assemble(request: Request, splits: Splits | None = None, module: ModuleOrFactory | None = None) -> Assembly:
+def assemble(
+    request: Request,
+    splits: Splits | None = None,
+    module: ModuleOrFactory | None = None,
+    loss: Loss | None = None,
+) -> Assembly:
     """Load the data, trace the model, and describe the work; weights do not exist yet.
 
-    Data and module are those that the request names, unless the caller passed them from Python.
+    Data, module and loss are those that the request names, unless the caller passed them from Python.
     """
     splits = splits or load_splits(request)
     name, shape = request.model.model, splits.image_shape
@@ -159,6 +165,7 @@ def assemble(request: Request, splits: Splits | None = None, module: ModuleOrFac
     else:
         module = module_of(module)
         chain = on_meta(Chain.from_module(module, shape, name))
+    chain.loss = loss
     facts = rules_of(request.data.task).facts(request, chain, splits)
     workload = _workload(request, splits, facts)
     named = data_sets_in(request.strategy)

@@ -24,6 +24,8 @@ def _facts(request: Request, chain: Chain, splits: Splits) -> dict[str, Any]:
         raise UsageError("--label-smoothing applies to cross entropy; leave it out for --task detect.")
     if request.training.class_weights is not None:
         raise UsageError("--class-weights applies to cross entropy; leave it out for --task detect.")
+    if request.training.loss != "cross-entropy":
+        raise UsageError(f"--loss {request.training.loss} is to classify; leave it out for --task detect.")
     if len(shape) != 3 or shape[0] % (5 + classes):
         raise ModelError(
             f"{request.model.model} gives outputs of shape {shape} per image, but to detect {classes} classes it must "

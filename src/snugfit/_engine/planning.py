@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from snugfit._core.explanation import command_of
@@ -20,6 +21,7 @@ from snugfit._engine.run_memory import budget_warning, measurable_bytes, memory_
 from snugfit._planner import MeasurementContext, PlanningInput, StrategySelection, search
 from snugfit._training.events import Event, Notice, ProbeMeasured, Subscriber
 from snugfit._training.initial_weights import check_weights
+from snugfit._training.losses import Loss, check_loss
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
 from snugfit.memory.process import late_bytes
 
@@ -41,6 +43,7 @@ def make_plan(
     subscribers: Sequence[Subscriber],
     *,
     measures: bool = True,
+    loss: Loss | None = None,
 ) -> Planned:
     """Measure, and collect what the strategies that serve the request propose within its budget.
 
@@ -49,14 +52,16 @@ def make_plan(
         splits, module: data and model passed from Python; None opens and builds those that the request names.
         subscribers: receive every measured probe and notice.
         measures: whether strategies measure and propose; if not, the profile holds statistics of the units alone.
+        loss: loss passed from Python.
     """
-    planned = _planned(request, splits, module, subscribers, measures)
+    plan = partial(_planned, request, splits, module, subscribers, measures, loss)
+    planned = plan()
     memory = planned.plan.memory
     if request.budget.total_memory is None or memory is None:
         return planned
     if memory.process_bytes == planned.baseline.anon + late_bytes():
         return planned
-    return _planned(request, splits, module, subscribers, measures)  # late imports leave less of a total
+    return plan()  # late imports leave less of a total
 
 
 def _planned(
@@ -65,6 +70,7 @@ def _planned(
     module: ModuleOrFactory | None,
     subscribers: Sequence[Subscriber],
     measures: bool,
+    loss: Loss | None,
 ) -> Planned:
     """One plan by the memory at rest now."""
     import_for(request)
@@ -86,7 +92,8 @@ def _planned(
 
     def attempt(memory_bytes: int | None, on_measured: Callable[[str, int, int], None] | None) -> Planned:
         with MemoryLimit(memory_bytes, resting, device) as limit:
-            assembly = assemble(request, splits, module)
+            assembly = assemble(request, splits, module, loss)
+            check_loss(loss, assembly.workload.classes, device)
             if request.model.weights is not None:
                 check_weights(Path(request.model.weights), assembly.chain)
             question = PlanningInput(assembly.workload, assembly.chain, hardware, budget, request.aim)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.options import AUTO
 from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
@@ -39,7 +38,7 @@ def retry_requests(planned: Planned) -> list[Request]:
     if the user left its type open. The others train few weights at a time, so that their state is small.
     """
     request = planned.assembly.request
-    if FROM_PYTHON in (request.model.model, request.data.data):
+    if request.from_python:
         return []
     if planned.plan.choice is not None:
         return _exact_alone(planned)

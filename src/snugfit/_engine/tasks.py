@@ -47,7 +47,7 @@ def _logits(request: Request, chain: Chain, splits: Splits) -> dict[str, Any]:
             f"{request.model.model} gives outputs of shape {shape} per image, "
             f"but {splits.name} has {classes} classes; make it end in {classes} logits{boxes}."
         )
-    return {"class_weights": _class_weights(request, splits)}
+    return {"class_weights": _class_weights(request, splits), "loss": request.training.loss}
 
 
 def _class_weights(request: Request, splits: Splits) -> tuple[float, ...]:

@@ -45,7 +45,7 @@ def compare(planned: Planned, steps: int, subscribers: Sequence[Subscriber]) -> 
     in its row. Files of trials are removed, also after an interruption.
     """
     request = planned.assembly.request
-    if FROM_PYTHON not in (request.model.model, request.data.data):
+    if not request.from_python:
         request.budget.check_trials()
     best: dict[str, Candidate] = {}
     for candidate in planned.plan.candidates:
@@ -77,10 +77,10 @@ def _shortened(assembly: Assembly, steps: int) -> Assembly:
     machine = replace(request.machine, out=None, profile_cache="off")
     request = replace(request, data=data, training=training, machine=machine)
     if data.data != FROM_PYTHON:
-        return assemble(request, load_splits(request), assembly.module)
+        return assemble(request, load_splits(request), assembly.module, assembly.chain.loss)
     test = None if splits.test is None else _first(splits.test, _EVALUATED)
     splits = replace(splits, train=_first(splits.train, most), val=_first(splits.val, _EVALUATED), test=test)
-    return assemble(request, splits, assembly.module)
+    return assemble(request, splits, assembly.module, assembly.chain.loss)
 
 
 def _first(images: ImageSet, count: int) -> ImageSet:
@@ -99,7 +99,7 @@ def _trial(candidate: Candidate, short: Planned, folder: Path) -> Trial:
     trial = Trial(candidate.strategy, images, workload.epochs, budget, cost.peak_bytes, seconds)
     request, error = short.assembly.request, None
     try:
-        if FROM_PYTHON in (request.model.model, request.data.data):
+        if request.from_python:
             _run_in_process(planned, folder)
         else:
             error = _run_in_child(planned, candidate.processes, folder)

@@ -179,8 +179,11 @@ def _identified(probe: Measured, strategy: Strategy, workload: Workload, network
     """Return the probe with a key of everything that its measurement depends on, except the machine.
 
     On one machine, measurements with equal keys are interchangeable. The probe's own key, if any, replaces the
-    description of the network. Counts of images, epochs, seed and learning rate are not part of the key.
+    description of the network. Counts of images, epochs, seed and learning rate are not part of the key. Without a key,
+    it is measured in every plan: a loss from Python may be another one each time.
     """
+    if workload.loss == "python":
+        return replace(probe, same="")
     part = probe.same or f"{probe.name}\n{network}"
     optimizer = workload.optimizer
     settings = {
@@ -196,6 +199,7 @@ def _identified(probe: Measured, strategy: Strategy, workload: Workload, network
             "task": (workload.task, workload.anchors, workload.most_boxes),
             "smoothed": workload.label_smoothing > 0,
             "weighted": bool(workload.class_weights),
+            "loss": workload.loss,
         },
         "limit": probe.batch_limit,
         "sizes": probe.sizes if isinstance(probe, Probe) else (),

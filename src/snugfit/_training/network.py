@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from snugfit._chain import tracking_norms
 from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import Deferred
+from snugfit._training.losses import Loss
 from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.statistics import recompute_statistics
 from snugfit._training.task import StepResult, loss_of, precision_context, task_of
@@ -59,12 +60,20 @@ class NetworkTrainer:
             that recomputes.
         workload: task, optimizer and precision.
         micro_batches: batches accumulated to one step; with 1 a hook applies and frees every gradient.
+        loss: the loss, if it was passed from Python.
     """
 
-    def __init__(self, module: nn.Module, forward: Forward, workload: Workload, micro_batches: int = 1) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        forward: Forward,
+        workload: Workload,
+        micro_batches: int = 1,
+        loss: Loss | None = None,
+    ) -> None:
         self.module, self.micro_batches = module, micro_batches
         self.forward = _compressing(forward, workload) if workload.compresses else forward
-        self.modules, self.task = [module], task_of(workload)
+        self.modules, self.task = [module], task_of(workload, loss)
         (use_lean if workload.compresses else use_lean_convolutions)(module)
         use_float_gradients(module)
         self.optimizers = ParameterOptimizers(module.named_parameters(), workload.optimizer)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from snugfit._core.workload import Workload
+from snugfit._training.losses import Loss, focal_loss
 from snugfit.detection import MeanAveragePrecision, detections, yolov2_loss
 from snugfit.detection.precision import THRESHOLD
 from snugfit.memory.autocast import autocast
@@ -89,15 +90,22 @@ class Classification:
     """One class per image, by cross entropy with label smoothing (Szegedy et al., CVPR 2016, section 7).
 
     With ``class_weights`` it is the weighted mean, as in torch: the sum of weighted losses over the sum of weights.
+    With ``focal`` it is the focal loss; with an ``own`` loss, that.
     """
 
     metric: ClassVar[str] = "accuracy"
     classes: int
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] = ()
+    focal: bool = False
+    own: Loss | None = None
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropy of logits (B, classes)."""
+        """The loss of logits (B, classes); on the meta device, where an own one may not run, cross entropy for it."""
+        if self.own is not None and not outputs.is_meta:
+            return self.own(outputs, targets)
+        if self.focal:
+            return focal_loss(outputs, targets)
         weight = outputs.new_tensor(self.class_weights) if self.class_weights else None
         return F.cross_entropy(outputs, targets, weight, label_smoothing=self.label_smoothing)
 
@@ -157,11 +165,12 @@ class Detection:
 Task = Classification | Detection
 
 
-def task_of(workload: Workload) -> Task:
-    """The task of a workload."""
+def task_of(workload: Workload, loss: Loss | None = None) -> Task:
+    """The task of a workload, with a loss that was passed from Python, if any."""
     if workload.task == "detect":
         return Detection(workload.classes, workload.anchors, workload.most_boxes)
-    return Classification(workload.classes, workload.label_smoothing, workload.class_weights)
+    smoothing, weights = workload.label_smoothing, workload.class_weights
+    return Classification(workload.classes, smoothing, weights, workload.loss == "focal", loss)
 
 
 def needs_classes(workload: Workload) -> list[str]:

@@ -59,6 +59,7 @@ def test_a_module_of_ones_own_may_have_any_number_of_anchors(folder):
         ({"size": 40}, ModelError, "multiple of 16, not 40"),
         ({"erase": 0.5}, UsageError, "--erase would hide objects"),
         ({"class_weights": "balanced"}, UsageError, "--class-weights applies to cross entropy"),
+        ({"loss": "focal"}, UsageError, "--loss focal is to classify"),
         ({"label_smoothing": 0.1}, UsageError, "--label-smoothing applies to cross entropy"),
     ],
 )

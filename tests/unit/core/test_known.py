@@ -104,3 +104,8 @@ def test_the_command_line_refuses_a_name_before_torch_is_imported(words, tmp_pat
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("error: unknown ") and "Did you mean" in done.stderr
+
+
+def test_a_loss_of_ones_own_has_no_flag():
+    with pytest.raises(UsageError, match=r"--loss python is a function of your own; pass it from Python"):
+        known.check_names(Request.of(loss="python"))

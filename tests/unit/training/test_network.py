@@ -83,6 +83,22 @@ def test_accumulated_micro_batches_are_the_whole_batch(parts):
     assert_equal_weights(mine, theirs)
 
 
+def mean_error(outputs, labels):
+    return nn.functional.mse_loss(outputs, nn.functional.one_hot(labels, 3).double())
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_loss_from_python_is_the_mean_over_all_micro_batches(parts):
+    mine, theirs = network(), network()
+    made = NetworkTrainer(mine, mine, make_workload(optimizer=SGD, loss="python"), parts, mean_error)
+    inputs, labels = images()
+    for index, (some, those) in enumerate(zip(inputs.tensor_split(parts), labels.tensor_split(parts), strict=True)):
+        made.step(some, those, len(some) / len(inputs), index == parts - 1)
+    mean_error(theirs(inputs), labels).backward()
+    torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01).step()
+    assert_equal_weights(mine, theirs)
+
+
 WEIGHTS = (0.3, 1.0, 4.0)
 
 

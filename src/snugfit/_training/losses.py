@@ -1,0 +1,62 @@
+"""Losses of a whole network that classifies, other than cross entropy: the focal loss, and those from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from snugfit.errors import UsageError
+from snugfit.memory import is_out_of_memory
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""From logits (B, classes) and labels (B,) to the mean loss of the batch, a scalar."""
+
+
+def focal_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean (scalar) of ``-(1 - p)^2 log p`` for logits (B, classes); p is the probability of the label, (B,).
+
+    Lin et al., Focal Loss for Dense Object Detection (ICCV 2017), equation 4, with the exponent of their section 5.1.
+    """
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    return (torch.expm1(-losses) ** 2 * losses).mean()
+
+
+def check_loss(loss: Loss | None, classes: int, device: torch.device) -> None:
+    """Refuse a loss from Python, if there is one, that is not the mean over a batch; it is called on the device.
+
+    Raises:
+        UsageError: it fails, does not return a scalar with a gradient, is a sum over the batch, or has parameters.
+    """
+    if loss is None:
+        return
+    if isinstance(loss, nn.Module) and any(True for _ in loss.parameters()):
+        raise UsageError("loss= has parameters, which would not be trained; make them part of the model.")
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, classes, generator=generator).to(device).requires_grad_()
+    labels = torch.randint(classes, (4,), generator=generator).to(device)
+    once, twice = (_value(loss, logits.repeat(times, 1), labels.repeat(times)) for times in (1, 2))
+    if once and abs(twice / once - 2) < 1e-4:
+        raise UsageError(
+            "loss= is a sum over the batch: it doubles when every image comes twice. Return the mean, because "
+            "micro-batches are weighted by their images."
+        )
+
+
+def _value(loss: Loss, logits: Tensor, labels: Tensor) -> float:
+    """The loss of logits (B, classes) and labels (B,)."""
+    what = f"for logits of shape {tuple(logits.shape)} and labels of shape {tuple(labels.shape)}"
+    try:
+        found = loss(logits, labels)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        reason = next(iter(str(error).splitlines()), "").rstrip(".")
+        raise UsageError(f"loss= failed {what}: {type(error).__name__}: {reason}.") from error
+    if not (isinstance(found, Tensor) and found.dim() == 0 and found.requires_grad):
+        shown = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        detached = " without a gradient" if isinstance(found, Tensor) and not found.requires_grad else ""
+        raise UsageError(f"loss= returned {shown}{detached} {what}; return the mean loss, a tensor without dimensions.")
+    return float(found.detach())

@@ -1,0 +1,76 @@
+"""Losses to classify other than cross entropy: the focal loss, and what is refused of functions from Python."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from training_samples import make_workload
+
+from snugfit._training.losses import check_loss, focal_loss
+from snugfit._training.task import task_of
+from snugfit.errors import UsageError
+
+CPU = torch.device("cpu")
+LABELS = torch.tensor([0, 3, 1, 1, 2])
+
+
+def logits():
+    return torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+
+def test_the_focal_loss_by_its_formula():
+    found, outputs = task_of(make_workload(classes=4, loss="focal")).loss(logits(), LABELS), logits()
+    p = outputs.softmax(1)[torch.arange(5), LABELS]
+    torch.testing.assert_close(found, -((1 - p) ** 2 * p.log()).mean(), rtol=1e-12, atol=0)
+    assert torch.autograd.gradcheck(lambda outputs: focal_loss(outputs, LABELS), (logits(),))
+
+
+def test_certain_outputs_have_a_finite_focal_loss_and_gradient():
+    outputs = torch.tensor([[1000.0, 0.0], [0.0, 1000.0]], requires_grad=True)
+    found = focal_loss(outputs, torch.tensor([0, 0]))
+    found.backward()
+    assert found == 500 and outputs.grad.isfinite().all()
+
+
+def mean_error(outputs, labels):
+    return F.mse_loss(outputs.softmax(1), F.one_hot(labels, outputs.shape[1]).to(outputs.dtype))
+
+
+def test_a_task_uses_a_loss_from_python_but_not_on_the_meta_device():
+    task = task_of(make_workload(classes=4, loss="python"), mean_error)
+    assert task.loss(logits(), LABELS) == mean_error(logits(), LABELS)
+    weighted = task_of(make_workload(classes=4, loss="python"), nn.CrossEntropyLoss(torch.ones(4)))
+    assert weighted.loss(logits().to("meta"), LABELS.to("meta")).is_meta
+
+
+@pytest.mark.parametrize("loss", [None, mean_error, F.cross_entropy, nn.CrossEntropyLoss(torch.tensor([1.0, 2, 3]))])
+def test_means_are_taken(loss):
+    check_loss(loss, 3, CPU)
+
+
+class Learned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs, labels):
+        return self.scale * F.cross_entropy(outputs, labels)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda outputs, labels: F.cross_entropy(outputs, labels, reduction="sum"), "is a sum over the batch"),
+        (lambda outputs, labels: F.cross_entropy(outputs, labels, reduction="none"), "a tensor of shape \\(4,\\) for"),
+        (lambda outputs, labels: F.cross_entropy(outputs, labels).item(), "returned float for logits of shape"),
+        (lambda outputs, labels: F.cross_entropy(outputs, labels).detach(), "without a gradient"),
+        (lambda outputs, labels: None, "returned NoneType"),
+        (lambda outputs: outputs.mean(), "failed for logits of shape \\(4, 3\\).*TypeError"),
+        (F.mse_loss, "failed for logits of shape \\(4, 3\\) and labels of shape \\(4,\\): RuntimeError"),
+        (Learned(), "has parameters, which would not be trained"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_what_is_no_mean_loss_is_refused(loss, said):
+    with pytest.raises(UsageError, match=rf"(?s)loss= .*{said}"):
+        check_loss(loss, 3, CPU)
