@@ -173,6 +173,7 @@ def stopped_after(kind: type[Event], count: int) -> Callable[[Event], None]:
         {"strategy": "checkpoint", "optimizer": "adamw", "weight_dtype": "bfloat16", "precision": "bfloat16"},
         {"strategy": "checkpoint", "class_weights": "balanced"},
         {"strategy": "checkpoint", "loss": "focal"},
+        {"strategy": "backprop", "clip_norm": "0.5"},
         *({"strategy": "feedback", "feedback_rule": rule} for rule in ("dfa", "drtp", "pepita")),
     ],
     ids=lambda options: "-".join(options.values()),

@@ -150,6 +150,8 @@ class TrainingOptions(Checked):
         warmup_epochs: epochs, such as 1 or 0.5, in which the learning rate rises linearly per step to its peak; the
             schedule takes the remaining steps. Every block has its own, where blocks train one after another. Not for
             schedulefree.
+        clip_norm: largest norm of all gradients of a step together; larger ones are scaled to it. All gradients are
+            then held until the step, as with micro-batches, and not freed one by one. For backprop and checkpoint.
         keep: the epoch whose weights are kept: best (on validation images; the latest of equally good ones) or last.
             Without validation images it is the last. blockwise keeps the last of every block, because a block's
             successors train on its outputs.
@@ -184,6 +186,7 @@ class TrainingOptions(Checked):
     weight_decay: Annotated[float | None, Range(least=0)] = None
     schedule: ScheduleName | None = None
     warmup_epochs: Annotated[float, Range(least=0)] = 0.0
+    clip_norm: Positive | None = None
     keep: Keep = "best"
     precision: Precision = "float32"
     activations: Activations = "exact"

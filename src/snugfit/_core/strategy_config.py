@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from snugfit._core.budget import Aim
-from snugfit._core.option_groups import BaseRequest
+from snugfit._core.option_groups import BaseRequest, TrainingOptions
 from snugfit._core.options import Checked
 from snugfit._core.record import Record
 from snugfit._core.workload import Activations, OptimizerName, OptimizerSettings
@@ -36,7 +36,7 @@ class StrategyConfig:
         expected_loss: expected loss of accuracy, as an ordinal number; 0 is none.
         accuracy: sentence of a plan's explanation about the accuracy to expect, for strategies that are not exact.
         rounds_weights: whether it can keep trained weights in bfloat16 (``--weight-dtype``).
-        whole_loss: whether it trains all layers together by its own loss (``loss``, ``class_weights``).
+        whole_loss: whether it trains all layers together by the network's own loss, which some options change.
         normalises_batches: whether its batch norms can normalise by all images of a step (``--batch-norm exact``).
         only_named: whether ``auto`` never considers it; it is a baseline.
         keeps_time_ratio: whether it supports a time ratio; ``auto`` considers it only with one.
@@ -105,11 +105,7 @@ class StrategyConfig:
             return f"--activations {training.activations}"
         if training.weight_dtype != "float32" and not self.rounds_weights:
             return f"--weight-dtype {training.weight_dtype}"
-        if training.class_weights is not None and not self.whole_loss:
-            return f"--class-weights {training.class_weights}"
-        if training.loss != "cross-entropy" and not self.whole_loss:
-            return f"--loss {training.loss}"
-        return None
+        return None if self.whole_loss else _whole_loss_flag(training)
 
     def _foreign_scheme(self, request: BaseRequest) -> str | None:
         """The requested scheme if it is one of other strategies."""
@@ -166,6 +162,16 @@ class StrategyConfig:
     def structure(self, record: Record) -> dict[str, Any]:
         """Data in ``architecture.json`` from which :attr:`rebuild` rebuilds the trained network; JSON-able."""
         return {}
+
+
+def _whole_loss_flag(training: TrainingOptions) -> str | None:
+    """The first flag, with its value, that needs :attr:`StrategyConfig.whole_loss`."""
+    defaults = TrainingOptions()
+    for name in ("class_weights", "loss", "clip_norm"):
+        value = getattr(training, name)
+        if value != getattr(defaults, name):
+            return f"--{name.replace('_', '-')} {f'{value:g}' if isinstance(value, float) else value}"
+    return None
 
 
 def present(terms: Mapping[str, bool]) -> tuple[str, ...]:

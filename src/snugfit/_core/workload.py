@@ -99,6 +99,7 @@ class Workload:
         label_smoothing: share of each target that cross entropies spread evenly over all classes.
         class_weights: weight of each class in the network's cross entropy; empty if all count the same.
         loss: the network's loss to classify.
+        clip_norm: largest norm of all gradients of a step together, to which they are scaled; None without clipping.
     """
 
     model: str
@@ -124,6 +125,7 @@ class Workload:
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] = ()
     loss: LossName = "cross-entropy"
+    clip_norm: float | None = None
 
     @property
     def rounded_flags(self) -> tuple[str, ...]:

@@ -204,6 +204,7 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
         augment=training.augment,
         seed=training.seed,
         label_smoothing=training.label_smoothing,
+        clip_norm=training.clip_norm,
         **facts,
     )
 

@@ -200,6 +200,7 @@ def _identified(probe: Measured, strategy: Strategy, workload: Workload, network
             "smoothed": workload.label_smoothing > 0,
             "weighted": bool(workload.class_weights),
             "loss": workload.loss,
+            "clipped": workload.clip_norm is not None,
         },
         "limit": probe.batch_limit,
         "sizes": probe.sizes if isinstance(probe, Probe) else (),

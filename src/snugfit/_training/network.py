@@ -59,7 +59,8 @@ class NetworkTrainer:
         forward: images (B, C, H, W) to outputs, such as logits (B, classes); the module's own forward, or one
             that recomputes.
         workload: task, optimizer and precision.
-        micro_batches: batches accumulated to one step; with 1 a hook applies and frees every gradient.
+        micro_batches: batches accumulated to one step; with 1 and without clipping a hook applies and frees every
+            gradient.
         loss: the loss, if it was passed from Python.
     """
 
@@ -79,7 +80,9 @@ class NetworkTrainer:
         self.optimizers = ParameterOptimizers(module.named_parameters(), workload.optimizer)
         self._bfloat16 = workload.precision == "bfloat16"
         self._weight: Tensor | None = None
-        if micro_batches == 1:
+        self._clip_norm = workload.clip_norm
+        self._holds = micro_batches > 1 or workload.clip_norm is not None
+        if not self._holds:
             self.optimizers.apply_in_backward()
 
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
@@ -96,12 +99,18 @@ class NetworkTrainer:
         (loss * (share if weight is None else weight)).backward()
         if weight is not None:
             self._weight = weight if self._weight is None else self._weight + weight
-        if update and self.micro_batches > 1:
-            if self._weight is not None:
-                self.optimizers.divide_gradients(self._weight)
-                self._weight = None
-            self.optimizers.step()
+        if update and self._holds:
+            self._apply_held()
         return StepResult.of(loss, outputs, labels, self.task.correct, weight)
+
+    def _apply_held(self) -> None:
+        """Apply all gradients: first divided by the sum of weights, if any, then clipped."""
+        if self._weight is not None:
+            self.optimizers.divide_gradients(self._weight)
+            self._weight = None
+        if self._clip_norm is not None:
+            self.optimizers.clip_gradients(self._clip_norm)
+        self.optimizers.step()
 
     def train_mode(self) -> None:
         """Put the network into training mode."""

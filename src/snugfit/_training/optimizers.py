@@ -146,6 +146,10 @@ class ParameterOptimizers:
             if parameter.grad is not None:
                 parameter.grad.div_(by)
 
+    def clip_gradients(self, norm: float) -> None:
+        """Scale all gradients that are held such that their norm together is at most ``norm``; no copies are made."""
+        nn.utils.clip_grad_norm_(self.parameters.values(), norm, foreach=False)
+
     def zero_grad(self) -> None:
         """Free all gradients without applying them."""
         for parameter in self.parameters.values():

@@ -159,19 +159,19 @@ def batch_settings(
     The first step of a dry run begins without optimizer state, which leaves room for what the dry run reserves. Plain
     backpropagation has its peak where the backward pass begins, before most of the state exists. If feature maps are
     compressed or computed again, the peak comes with the largest ones, where the backward pass ends; gradients that
-    are applied at once have made most of the state by then, and the dry run has the safety's share of the budget.
-    ``holds`` is whether micro-batches hold gradients; those of a whole batch in tiles are applied at once, and computed
-    again.
+    are applied at once have made most of the state by then, and the dry run has the safety's share of the budget. If
+    they are clipped, they are held, and there is no state before the first step ends. ``holds`` is whether
+    micro-batches hold gradients; those of a whole batch in tiles are applied at once, and computed again.
     """
     weights = 4 * sum(unit.trained for unit in profile.units)
     lines = [profile.lines[name] for name in (probe, line_name(probe, hold=True)) if name in profile.lines]
     passing = _most_passing_bytes(workload, max((line.shape_bytes for line in lines), default=0.0))
     state = weights * workload.optimizer.state_per_parameter
     late = min(state, SAFETY * (budget.memory_bytes or 0))
-    held, whole = (
-        step_headroom(budget, profile.base_bytes, reserved_bytes(absent, passing))
-        for absent in (state if holds else 0.0, late if recomputes or workload.compresses else state)
-    )
+    absent = (state if holds else 0.0, late if recomputes or workload.compresses else state)
+    if workload.clip_norm is not None:
+        absent = (state, state)
+    held, whole = (step_headroom(budget, profile.base_bytes, reserved_bytes(each, passing)) for each in absent)
     return choose_batch(profile.lines, probe, held, workload, accumulate=accumulate, whole=whole)
 
 

@@ -239,6 +239,16 @@ def test_a_budget_is_used_up_to_a_megabyte_with_much_optimizer_state():
     assert batch_settings(work, few, budget, "network", accumulate=False).micro_batch == 36
 
 
+@pytest.mark.parametrize(("activations", "recomputes"), [("exact", False), ("int8", False), ("exact", True)])
+def test_clipped_steps_have_no_optimizer_state_at_the_peak_of_the_first(activations, recomputes):
+    """Their gradients are applied behind it, however feature maps are kept."""
+    made = replace(profile({"network": line(10 * MB, MB)}), units=(replace(facts(weights=40 * MB), trained=10 * MB),))
+    work = workload(epochs=1, batch_size=40, activations=activations, clip_norm=1.0)
+    least = int(50 * MB * (1 + SAFETY)) + SAFETY_BYTES + LEAST_RESERVED_BYTES + 10
+    found = batch_settings(work, made, Budget(least), "network", accumulate=False, recomputes=recomputes)
+    assert found.micro_batch == 40
+
+
 @pytest.mark.parametrize(("activations", "recomputes"), [("int8", False), ("int4", False), ("exact", True)])
 def test_a_peak_at_the_end_of_the_backward_pass_has_optimizer_state_already(activations, recomputes):
     """40 MB of momentum; accumulated gradients are applied behind the peak of their step."""
@@ -256,7 +266,7 @@ def test_a_peak_at_the_end_of_the_backward_pass_has_optimizer_state_already(acti
     assert (held.micro_batch, held.micro_batches) == (20, 2)
 
 
-def first_and_later_peaks(activations, text):
+def first_and_later_peaks(activations, text, clip_norm=None):
     """Peak tensor bytes of a first step and of the next one, and bytes of optimizer state, of a deep network."""
     layers, width = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()], 8
     for stride in (1, 2, 1, 2, 1, 2, 1):
@@ -265,7 +275,7 @@ def first_and_later_peaks(activations, text):
     chain = Chain.from_module(nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 16, 10)).to("meta"), (3, 32, 32))
     forward = recomputing_forward([unit.module for unit in chain.all_units], Schedule.parse(text))
     module = chain.to_module()
-    trainer = NetworkTrainer(module, forward, workload(activations=activations))
+    trainer = NetworkTrainer(module, forward, workload(activations=activations, clip_norm=clip_norm))
 
     def step():
         trainer.step(torch.empty(16, 3, 32, 32, device="meta"), torch.empty(16, dtype=torch.long, device="meta"))
@@ -287,6 +297,12 @@ def first_and_later_peaks(activations, text):
 def test_a_first_step_lacks_its_state_at_the_peak_of_plain_backpropagation_alone(activations, schedule, least, most):
     first, later, state = first_and_later_peaks(activations, schedule)
     assert least * state <= later - first <= most * state
+
+
+@pytest.mark.parametrize("schedule", ["0-8", "(0) (1) (2-3) 4-8"])
+def test_a_first_step_that_clips_lacks_its_state_at_any_peak(schedule):
+    first, later, state = first_and_later_peaks("exact", schedule, clip_norm=1.0)
+    assert 0.8 * state <= later - first <= state
 
 
 def test_tiles_of_a_whole_batch_fit_without_counting_on_absent_optimizer_state():

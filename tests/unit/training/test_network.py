@@ -9,6 +9,7 @@ from training_samples import make_workload
 
 from snugfit._core.workload import OptimizerSettings
 from snugfit._training.network import NetworkTrainer
+from snugfit.memory.tensors import tensor_peak_bytes
 
 SGD = OptimizerSettings("sgd", lr=0.1, momentum=0.9, weight_decay=0.01)
 
@@ -81,6 +82,46 @@ def test_accumulated_micro_batches_are_the_whole_batch(parts):
             assert changed == (index == parts - 1)
     plain(theirs, 3)
     assert_equal_weights(mine, theirs)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("norm", [1e-3, 0.5, 1e3])
+@pytest.mark.parametrize("weights", [(), (0.3, 1.0, 4.0)])
+def test_clipping_is_torchs_whatever_the_micro_batches(parts, norm, weights):
+    """A small norm changes every step, a large one none."""
+    mine, theirs, free = network(), network(), network()
+    changes = {"classes": 3, "class_weights": weights}
+    made, unclipped = trainer(mine, parts, clip_norm=norm, **changes), trainer(free, parts, **changes)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    weight = torch.tensor(weights, dtype=torch.float64) if weights else None
+    inputs, labels = images()
+    for _ in range(3):
+        for index, (some, those) in enumerate(zip(inputs.tensor_split(parts), labels.tensor_split(parts), strict=True)):
+            for each in (made, unclipped):
+                each.step(some, those, len(some) / len(inputs), index == parts - 1)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(theirs(inputs), labels, weight).backward()
+        found = nn.utils.clip_grad_norm_(theirs.parameters(), norm)
+        assert (found > norm) == (norm < 1e3)
+        optimizer.step()
+    assert_equal_weights(mine, theirs)
+    assert all(parameter.grad is None for parameter in mine.parameters())
+    changed = any((a - b).abs().max() > 1e-6 for a, b in zip(mine.parameters(), free.parameters(), strict=True))
+    assert changed == (norm < 1e3)
+
+
+def test_clipped_gradients_are_all_in_memory_until_the_step():
+    """Without clipping each is freed at once; on the meta device and on this one the same."""
+    for device in ("meta", "cpu"):
+        peaks = {}
+        for norm in (None, 1.0):
+            torch.manual_seed(0)
+            layers = [nn.Flatten(), *(nn.Linear(256, 256, bias=False) for _ in range(6)), nn.Linear(256, 3)]
+            module = nn.Sequential(*layers).to(device)
+            made = trainer(module, clip_norm=norm)
+            batch = torch.zeros(2, 1, 16, 16, device=device), torch.zeros(2, dtype=torch.int64, device=device)
+            peaks[norm] = tensor_peak_bytes(lambda m=made, b=batch: m.step(*b), [module], repeats=2)
+        assert 4.9 <= (peaks[1.0] - peaks[None]) / (4 * 256 * 256) < 5.2, device
 
 
 def mean_error(outputs, labels):

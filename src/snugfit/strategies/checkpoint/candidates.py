@@ -29,8 +29,8 @@ class Candidate:
 
     Attributes:
         seconds: time of a step, relative to a step without recomputation.
-        fixed_bytes: weights, buffers and optimizer state.
-        gradient_bytes: gradients of all weights, which are in memory while gradients are held.
+        fixed_bytes: weights, buffers and optimizer state, and gradients of all weights if they are clipped.
+        gradient_bytes: gradients of all weights, if they are in memory only while micro-batches hold them.
         sample_bytes: peak of feature maps and of gradients while they are applied, at the smallest trainable batch.
         batch_bytes: the same at the effective batch.
         paged_bytes: of an image on disk.
@@ -92,6 +92,8 @@ def find_candidates(
     full, some, few = (_costs(chain, stats, each, disk_speed) for each in (batch, max(batch // 4, 1), 1))
     weights = 4 * sum(unit.parameters for unit in stats)
     fixed = sum(unit.weight_bytes for unit in stats) + int(weights * workload.optimizer.state_per_parameter)
+    if workload.clip_norm is not None:  # gradients are held in every step
+        fixed, weights = fixed + weights, 0
     plain, _ = schedule_cost(Schedule.keeping(len(full)), full)
     candidates: list[Candidate] = []
     fast = subsample(frontier(full, paging=paging), full, INTERMEDIATE)
