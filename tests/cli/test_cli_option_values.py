@@ -23,7 +23,7 @@ GROUPS = typing.get_type_hints(Request)
 OPTIONS = {field.name: (group, kind) for group, kind in GROUPS.items() for field in dataclasses.fields(kind)}
 COUNTS = [
     "image_size", "classes", "max_train", "max_val", "devices", "epochs", "batch_size", "batch_limit",
-    "block_units", "views", "interval", "importance_batch", "replicas", "threads",
+    "block_units", "views", "interval", "importance_batch", "replicas", "threads", "patience",
 ]  # fmt: skip
 SWITCHES = ["augment", "crop", "adaptive_batch", "saturation_stop", "accumulate", "lean"]
 NAMES = [

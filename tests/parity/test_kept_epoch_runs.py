@@ -77,6 +77,30 @@ def test_the_best_epoch_is_a_run_that_ends_with_it(tmp_path: Path, options: dict
     assert snugfit.verify(tmp_path / "best").sound and not (tmp_path / "best" / "best").exists()
 
 
+@pytest.mark.parametrize("strategy", ["backprop", "checkpoint"])
+def test_a_run_without_patience_left_is_finished_with_its_best_epoch(tmp_path: Path, strategy: str) -> None:
+    """Stopped within the third epoch, after which it ends, and not at all."""
+    best, record = train(tmp_path / "best", strategy=strategy, patience=1)
+    short, _ = train(tmp_path / "short", strategy=strategy, epochs=2, keep="last")
+    assert_same(best, short)
+    assert record.kept == KeptEpoch(1, 0.75) and record.phases[0].epochs == 3
+    assert snugfit.verify(tmp_path / "best").sound and not (tmp_path / "best" / "best").exists()
+    assert Path(snugfit.draw_report(tmp_path / "best")["report"]).exists()
+    flag, seen = snugfit.StopFlag(), iter(range(1, 1000))
+
+    def stop(found: Event) -> None:
+        if isinstance(found, StepDone) and next(seen) == 10:
+            flag.request()
+
+    torch.manual_seed(0)
+    plan = snugfit.plan(tiny_nets.cnn, "digits", **{**OPTIONS, "strategy": strategy, "patience": 1})
+    with pytest.raises(InterruptedRunError):
+        plan.run((stop,), out=tmp_path / "stopped", stop=flag)
+    resumed = snugfit.resume(tmp_path / "stopped", (), model=tiny_nets.cnn)
+    assert_same(best, load_file(tmp_path / "stopped" / "model.safetensors"))
+    assert resumed.kept == record.kept and resumed.accuracy == record.accuracy
+
+
 @pytest.mark.parametrize("kind", ["backprop", "elastic", "side network"])
 @pytest.mark.parametrize(("event", "count"), [(StepDone, 6), (StepDone, 10), (EpochDone, 4)])
 def test_a_stopped_run_keeps_the_same_epoch(tmp_path: Path, kind: str, event: type[Event], count: int) -> None:

@@ -155,6 +155,8 @@ class TrainingOptions(Checked):
         keep: the epoch whose weights are kept: best (on validation images; the latest of equally good ones) or last.
             Without validation images it is the last. blockwise keeps the last of every block, because a block's
             successors train on its outputs.
+        patience: end training after so many epochs without a better validation accuracy. The schedule of the learning
+            rate stays that of all epochs, and predicted times are for all of them. For backprop and checkpoint.
         precision: float32, or bfloat16 through autocast.
         activations: how feature maps are kept for the backward pass: exact, paged (in a file in the cache folder where
             memory does not suffice; gradients are the same to the bit), int8 (a quarter of the memory) or int4 (an
@@ -188,6 +190,7 @@ class TrainingOptions(Checked):
     warmup_epochs: Annotated[float, Range(least=0)] = 0.0
     clip_norm: Positive | None = None
     keep: Keep = "best"
+    patience: Count | None = None
     precision: Precision = "float32"
     activations: Activations = "exact"
     weight_dtype: WeightDtype = "float32"

@@ -87,6 +87,7 @@ class Workload:
         batch_size: effective batch; smaller batches that fit are accumulated to it.
         batch_limit: largest batch of a block (Algorithm 1's B in NeuroFlux).
         keep: the epoch whose weights are kept: the best on validation images, or the last.
+        patience: epochs without a better validation accuracy after which training ends; None trains all epochs.
         precision: ``float32``, or ``bfloat16`` through autocast.
         activations: what feature maps are kept in for the backward pass: ``exact`` or ``paged`` (also on disk), or
             ``int8`` or ``int4`` with a minimum and a scale for each 256 values.
@@ -126,6 +127,7 @@ class Workload:
     class_weights: tuple[float, ...] = ()
     loss: LossName = "cross-entropy"
     clip_norm: float | None = None
+    patience: int | None = None
 
     @property
     def rounded_flags(self) -> tuple[str, ...]:

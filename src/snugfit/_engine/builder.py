@@ -185,6 +185,11 @@ def _images_like(request: Request, name: str, option: str, shape: tuple[int, int
 
 def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Workload:
     training = request.training
+    if training.patience is not None and not len(splits.val):
+        raise UsageError(
+            f"--patience {training.patience} needs validation images, and {splits.name} has none; leave it out, or add "
+            "some."
+        )
     return Workload(
         model=request.model.model,
         data=splits.name,
@@ -205,6 +210,7 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
         seed=training.seed,
         label_smoothing=training.label_smoothing,
         clip_norm=training.clip_norm,
+        patience=training.patience,
         **facts,
     )
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from snugfit._core.plan import Phase
 from snugfit._quantities import format_bytes
-from snugfit._training.events import EpochDone, StepDone
-from snugfit._training.kept_epoch import keep_epoch, restore_kept
+from snugfit._training.events import EpochDone, Notice, StepDone
+from snugfit._training.kept_epoch import is_out_of_patience, keep_epoch, restore_kept
 from snugfit._training.optimizers import lr_factor
 from snugfit._training.run import Run
 from snugfit._training.seeding import derive_seed, seed_all
@@ -33,8 +33,8 @@ def train_phase(
 ) -> int:
     """Train for the workload's epochs from the run's position; returns the number of steps of one epoch.
 
-    Weights are settled before they are evaluated, and at the end. After the workload's last epoch, the weights in place
-    are those of the kept epoch.
+    Weights are settled before they are evaluated, and at the end. After the workload's last epoch, or when its patience
+    has ended, the weights in place are those of the kept epoch.
 
     Args:
         trainable, source, phase, run: what trains, on which batches, as predicted, from the run's position on.
@@ -49,6 +49,9 @@ def train_phase(
     batch_size = run.workload.step_images(phase.batch_size, parts)
     steps = source.steps(batch_size)
     for epoch in range(max(position.epoch, span.start), span.stop):
+        if is_out_of_patience(run):
+            _say_that_it_ends(run, phase)
+            break
         if position.epoch != epoch:
             position.start_epoch(epoch)
         started = time.perf_counter()
@@ -68,6 +71,17 @@ def train_phase(
         stop_if_requested(run)
     restore_kept(trainable, run)
     return steps
+
+
+def _say_that_it_ends(run: Run, phase: Phase) -> None:
+    work, position = run.workload, run.position
+    best = position.improved and position.improved.val_accuracy
+    run.emit(
+        Notice(
+            f"{phase.name}: training ends after epoch {position.epoch} of {work.epochs}; the validation "
+            f"{task_of(work).metric} was not better than {best:.1%} in --patience {work.patience} epochs"
+        )
+    )
 
 
 def _train_step(

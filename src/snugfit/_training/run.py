@@ -57,6 +57,7 @@ class Position:
         storage_bytes: most bytes of cache on disk so far.
         phases, exits: records of finished phases and exits.
         kept: the epoch whose weights are kept, of those that were validated so far.
+        improved: the last epoch whose validation accuracy was better than all before.
         overheads: seconds by kind.
         notes: small values of the strategy.
     """
@@ -79,6 +80,7 @@ class Position:
     phases: list[PhaseRecord] = field(default_factory=list)
     exits: list[ExitRecord] = field(default_factory=list)
     kept: KeptEpoch | None = None
+    improved: KeptEpoch | None = None
     overheads: dict[str, float] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
 

@@ -217,7 +217,7 @@ def fit_network(
     module, phase = trained.trainer.module, trained.phase
     save_model(run.folder, _float_state(module), run.manifest)
     evaluation = evaluate_model(trained.trainer.evaluating(), data, run, phase.batch_size)
-    run.end_phase(phase, run.workload.epochs, trained.steps)
+    run.end_phase(phase, run.position.epoch, trained.steps)
     parameters = {"full": chain.parameters, "trained_model": chain.parameters}
     settings = {**asdict(strategy), **asdict(trained.settings)}
     return make_record(run, data, Outcome(strategy.name, settings, evaluation, parameters))

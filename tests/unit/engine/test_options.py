@@ -117,7 +117,9 @@ def test_what_is_there_decides_what_is_considered():
     assert make_strategies(Request.of(weights="w", scheme="full")).left_out["sidenet"] == "has no --scheme full"
 
 
-@pytest.mark.parametrize("options", [{"class_weights": "balanced"}, {"loss": "focal"}, {"clip_norm": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"class_weights": "balanced"}, {"loss": "focal"}, {"clip_norm": 0.5}, {"patience": 2}], ids=str
+)
 def test_what_changes_the_networks_loss_is_for_strategies_that_train_by_it(options):
     selection = make_strategies(Request.of(**options))
     assert {each.name for each in selection.strategies} == {"backprop", "checkpoint"} and not selection.standby

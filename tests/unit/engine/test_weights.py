@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from snugfit._chain import Chain, UnitStore
 from snugfit._core.request import Request
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import Workload
-from snugfit._data import from_dataset
+from snugfit._data import Subset, from_dataset
 from snugfit._engine.builder import assemble, optimizer_of
 from snugfit._engine.loading import on_meta
 from snugfit._storage.tensor_file import read_weights
@@ -270,6 +271,14 @@ def test_a_chain_on_meta_shares_nothing_and_takes_weights_back():
     filled.load_state_dict(module.state_dict(), assign=True)
     x = torch.randn(2, 1, 8, 8)
     assert torch.equal(filled.eval()(x), module.eval()(x))
+
+
+def test_patience_needs_validation_images():
+    given = splits()
+    none = replace(given, val=Subset(given.train, np.array([], dtype=np.int64)))
+    with pytest.raises(UsageError, match=r"--patience 2 needs validation images, and .* has none"):
+        assemble(Request.of(model="python", patience=2), none, network())
+    assert assemble(Request.of(model="python", patience=2), given, network()).workload.patience == 2
 
 
 def test_the_warm_up_is_part_of_the_workload():

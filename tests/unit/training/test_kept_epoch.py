@@ -8,7 +8,9 @@ import torch
 from training_samples import PHASE, OneWeight, Source, make_run
 
 from snugfit._core.record import KeptEpoch
+from snugfit._core.workload import OptimizerSettings
 from snugfit._storage import files
+from snugfit._training.events import Notice
 from snugfit._training.kept_epoch import restore_kept
 from snugfit._training.loop import train_phase
 from snugfit.errors import InterruptedRunError, OutOfStorageError
@@ -156,3 +158,50 @@ def test_a_network_that_changes_is_compared_from_then_on(tmp_path):
             assert stored(run) == []
     assert run.position.kept == KeptEpoch(1, 0.2)
     assert math.isfinite(trainable.weight)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "patience", "epochs", "kept"),
+    [
+        ([0.2, 0.7, 0.5, 0.6, 0.9, 0.9], 2, 4, 1),
+        ([0.2, 0.7, 0.5, 0.6, 0.9, 0.8], 3, 6, 4),
+        ([0.5, 0.5, 0.5, 0.5, 0.5, 0.5], 1, 2, 1),  # the same is not better, but the later of equals is kept
+        ([0.5, 0.4, 0.3, 0.2, 0.1, 0.0], 5, 6, 0),
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], 1, 6, 5),
+    ],
+)
+def test_training_ends_after_epochs_without_a_better_accuracy(tmp_path, accuracies, patience, epochs, kept):
+    """The weights are the best epoch's, and the learning rate that of all six epochs."""
+    events, cosine = [], OptimizerSettings(lr=0.5)
+    trainable = OneWeight()
+    run = make_run(tmp_path / "run", [events.append], epochs=6, patience=patience, optimizer=cosine)
+    train_phase(trainable, Source(), PHASE, run, Validation(run, accuracies))
+    assert (run.position.epoch, run.position.kept.epoch) == (epochs, kept)
+    whole = OneWeight()
+    other = make_run(tmp_path / "whole", epochs=6, optimizer=cosine)
+    train_phase(whole, Source(), PHASE, other, Validation(other, accuracies[: kept + 1] + [-1.0] * (5 - kept)))
+    assert torch.equal(trainable.weight, whole.weight)
+    assert trainable.factors == whole.factors[: 5 * epochs]
+    said = [event.message for event in events if isinstance(event, Notice)]
+    assert len(said) == (epochs < 6) and all(f"after epoch {epochs} of 6" in message for message in said)
+
+
+def test_a_last_epoch_to_keep_is_the_one_that_patience_ended_with(tmp_path):
+    run, weight = trained(tmp_path / "a", [0.7, 0.5, 0.6], patience=1, keep="last")
+    assert (run.position.epoch, run.position.kept) == (2, KeptEpoch(1, 0.5))
+    other, there = trained(tmp_path / "b", [0.7, 0.5], epochs=2, keep="last")
+    assert torch.equal(weight, there) and stored(run) == stored(other) == []
+
+
+@pytest.mark.parametrize("count", [4, 5, 8, 10])
+def test_patience_goes_on_where_a_run_was_stopped(tmp_path, count):
+    """Within an epoch and at its end; also behind the last one, before the run was recorded."""
+    accuracies, changes = [0.7, 0.5, 0.6, 0.9], {"epochs": 4, "patience": 1}
+    run, weight = trained(tmp_path / "whole", accuracies, **changes)
+    assert run.position.epoch == 2
+    stopped, trainable = make_run(tmp_path / "run", **changes), OneWeight()
+    trainable.before_step = lambda number: stopped.stop.request() if number == count else None
+    with pytest.raises(InterruptedRunError):
+        train_phase(trainable, Source(), PHASE, stopped, Validation(stopped, accuracies))
+    again, resumed = trained(tmp_path / "run", accuracies, resume=True, **changes)
+    assert again.position.epoch == 2 and torch.equal(resumed, weight)
