@@ -173,12 +173,13 @@ def stopped_after(kind: type[Event], count: int) -> Callable[[Event], None]:
         {"strategy": "checkpoint", "optimizer": "adamw", "weight_dtype": "bfloat16", "precision": "bfloat16"},
         {"strategy": "checkpoint", "class_weights": "balanced"},
         {"strategy": "checkpoint", "loss": "focal"},
-        {"strategy": "backprop", "clip_norm": "0.5"},
+        {"strategy": "backprop", "clip_norm": 0.5, "schedule": "one-cycle"},
+        {"strategy": "checkpoint", "schedule": "step"},
         *({"strategy": "feedback", "feedback_rule": rule} for rule in ("dfa", "drtp", "pepita")),
     ],
-    ids=lambda options: "-".join(options.values()),
+    ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_a_resumed_whole_network_is_uninterrupted(tmp_path: Path, options: dict[str, str]) -> None:
+def test_a_resumed_whole_network_is_uninterrupted(tmp_path: Path, options: dict[str, Any]) -> None:
     """Random matrices of feedback rules, too, are those of before."""
     whole = train(tmp_path / "whole", network_with_dropout, **options)
     plan = snugfit.plan(network_with_dropout(), "digits", **options, **OPTIONS)

@@ -146,7 +146,9 @@ class TrainingOptions(Checked):
             with --weights, unless the named strategy has another default; to detect, 0.0003 for all of them.
         weight_decay: weight decay; by default 0.0005, and 0 for schedulefree, unless the
             named strategy has another default.
-        schedule: cosine or constant; cosine by default, constant for schedulefree.
+        schedule: course of the learning rate: cosine (to zero), constant, step (a tenth from half of the steps on, a
+            hundredth from three quarters on) or one-cycle (up in 30 % of the steps, then down); cosine by default,
+            constant for schedulefree.
         warmup_epochs: epochs, such as 1 or 0.5, in which the learning rate rises linearly per step to its peak; the
             schedule takes the remaining steps. Every block has its own, where blocks train one after another. Not for
             schedulefree.

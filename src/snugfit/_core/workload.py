@@ -9,7 +9,7 @@ from snugfit._core.options import Checked, Range
 from snugfit.errors import UsageError
 
 OptimizerName = Literal["sgd", "adamw", "schedulefree"]
-ScheduleName = Literal["cosine", "constant"]
+ScheduleName = Literal["cosine", "constant", "step", "one-cycle"]
 OptimizerState = Literal["float32", "bfloat16", "int8"]
 Activations = Literal["exact", "paged", "int8", "int4"]
 WeightDtype = Literal["float32", "bfloat16"]
@@ -31,7 +31,8 @@ class OptimizerSettings(Checked):
             weights instead of lowering the learning rate).
         lr: peak learning rate.
         weight_decay: L2 penalty (``sgd``) or decoupled decay (the others).
-        schedule: ``cosine`` (per step, to zero) or ``constant``; ``schedulefree`` requires ``constant``.
+        schedule: ``cosine`` (per step, to zero), ``constant``, ``step`` (a tenth from half, a hundredth from three
+            quarters of the steps on) or ``one-cycle`` (up, then down); ``schedulefree`` requires ``constant``.
         warmup_epochs: epochs, or parts of them, in which the learning rate first rises per step to its peak.
         state: type in which momentum and moments are kept between steps; ``int8`` has a scale for each 256 values.
     """
@@ -52,6 +53,11 @@ class OptimizerSettings(Checked):
             raise UsageError(
                 f"--warmup-epochs {self.warmup_epochs:g} is not supported with --optimizer schedulefree; leave it out, "
                 "or use sgd or adamw."
+            )
+        if self.schedule == "one-cycle" and self.warmup_epochs:
+            raise UsageError(
+                f"--warmup-epochs {self.warmup_epochs:g} is not supported with --schedule one-cycle, which rises by "
+                "itself; leave it out."
             )
         if self.averages and self.state != "float32":
             raise UsageError(

@@ -29,15 +29,33 @@ if TYPE_CHECKING:
 def lr_factor(settings: OptimizerSettings, step: int, steps: int, epochs: int) -> float:
     """Fraction of the peak learning rate in a step, from 0, of ``epochs`` with ``steps`` steps each.
 
-    It rises linearly per step in the warm-up, which has whole steps, and leaves one. Then it is 1, or half a cosine
-    from 1 to 0.
+    It rises linearly per step in the warm-up, which has whole steps, and leaves one. Then it is 1, half a cosine from 1
+    to 0, or in steps 1, 0.1 and 0.01 (He et al., CVPR 2016, section 4.2: at half and at three quarters).
     """
+    if settings.schedule == "one-cycle":
+        return _one_cycle(step, steps * epochs)
     warm_up = min(round(settings.warmup_epochs * steps), epochs * steps - 1)
     if step < warm_up:
         return (step + 1) / warm_up
     if settings.schedule == "constant":
         return 1.0
-    return 0.5 * (1.0 + math.cos(math.pi * min((step - warm_up) / max(epochs * steps - warm_up, 1), 1.0)))
+    done = min((step - warm_up) / max(epochs * steps - warm_up, 1), 1.0)
+    if settings.schedule == "step":
+        return 0.01 if done >= 0.75 else 0.1 if done >= 0.5 else 1.0
+    return 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+def _one_cycle(step: int, total: int) -> float:
+    """Half a cosine from 1/25 up to 1 in 30 % of the steps, then one down to 4e-6, as torch's ``OneCycleLR``.
+
+    Momentum does not change, unlike there. Smith and Topin, Super-Convergence (2018).
+    """
+    first, last = 1 / 25, 1 / 25 / 1e4
+    peak = max(0.3 * total - 1, 0.0)
+    if step < peak:
+        return first + (1 - first) * 0.5 * (1 - math.cos(math.pi * step / peak))
+    share = min((step - peak) / max(total - 1 - peak, 1.0), 1.0)
+    return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * share))
 
 
 def _rule(name: str, parameter: nn.Parameter, settings: OptimizerSettings) -> UpdateRule:

@@ -289,6 +289,45 @@ def test_the_warm_up_leaves_a_step(epochs, warm_up, rise):
     assert [lr_factor(warmed, step, 1, epochs) for step in range(epochs)] == pytest.approx(rise)
 
 
+@pytest.mark.parametrize(("steps", "epochs"), [(6, 5), (1, 10), (7, 1), (13, 3)])
+def test_one_cycle_is_torchs_without_its_momentum(steps, epochs):
+    total = steps * epochs
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=total, cycle_momentum=False)
+    cycle = OptimizerSettings(lr=0.3, schedule="one-cycle")
+    for step in range(total):
+        want = optimizer.param_groups[0]["lr"]
+        assert 0.3 * lr_factor(cycle, step, steps, epochs) == pytest.approx(want, rel=1e-9)
+        optimizer.step()
+        if step + 1 < total:
+            schedule.step()
+
+
+@pytest.mark.parametrize("total", [1, 2, 3])
+def test_one_cycle_of_few_steps_never_rises_above_the_peak(total):
+    cycle = OptimizerSettings(schedule="one-cycle")
+    found = [lr_factor(cycle, step, total, 1) for step in range(total)]
+    assert max(found) <= 1 and min(found) > 0 and found == sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("warm_up", [0, 1])
+def test_steps_are_torchs_at_half_and_three_quarters(warm_up):
+    steps, epochs = 4, 5 if warm_up else 4
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [8, 12])
+    settings = OptimizerSettings(lr=0.3, schedule="step", warmup_epochs=warm_up)
+    for step in range(16):
+        want = optimizer.param_groups[0]["lr"]
+        assert 0.3 * lr_factor(settings, step + steps * warm_up, steps, epochs) == pytest.approx(want, rel=1e-12)
+        optimizer.step()
+        schedule.step()
+
+
+def test_one_cycle_has_a_warm_up_of_its_own():
+    with pytest.raises(UsageError, match="--warmup-epochs 1 is not supported with --schedule one-cycle"):
+        OptimizerSettings(schedule="one-cycle", warmup_epochs=1.0)
+
+
 @pytest.mark.parametrize("warm_up", [1, 3])
 def test_the_warm_up_is_torchs(warm_up):
     """Its linear schedule counts its first step as a share, too, and its cosine starts at the milestone."""
