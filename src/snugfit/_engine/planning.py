@@ -12,6 +12,7 @@ from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
 from snugfit._core.request import Request
 from snugfit._data import Splits
+from snugfit._data.class_counts import class_notes
 from snugfit._engine.builder import Assembly, assemble, check_options, make_strategies
 from snugfit._engine.history import measurements, past_runs
 from snugfit._engine.imports import import_for
@@ -56,12 +57,22 @@ def make_plan(
     """
     plan = partial(_planned, request, splits, module, subscribers, measures, loss)
     planned = plan()
-    memory = planned.plan.memory
-    if request.budget.total_memory is None or memory is None:
-        return planned
-    if memory.process_bytes == planned.baseline.anon + late_bytes():
-        return planned
-    return plan()  # late imports leave less of a total
+    memory = planned.plan.memory if request.budget.total_memory is not None else None
+    if memory is not None and memory.process_bytes != planned.baseline.anon + late_bytes():
+        planned = plan()  # late imports leave less of a total
+    for note in _data_notes(planned.assembly, measures=measures):
+        for subscriber in subscribers:
+            subscriber(Notice(note))
+    return planned
+
+
+def _data_notes(assembly: Assembly, *, measures: bool) -> list[str]:
+    """Lines about the data for the user; about its classes only if there is to be training."""
+    splits, workload = assembly.splits, assembly.workload
+    if not measures or workload.task != "classify":
+        return list(splits.notes)
+    weighted = bool(workload.class_weights)
+    return [*splits.notes, *class_notes(splits.train.labels, splits.class_names, weighted=weighted)]
 
 
 def _planned(
@@ -104,8 +115,6 @@ def _planned(
 
     try:
         planned = attempt(measurable_bytes(budget, memory), lambda *progress: emit(ProbeMeasured(*progress)))
-        for note in planned.assembly.splits.notes:
-            emit(Notice(note))
         if known.found:
             emit(Notice(f"{known.found} measurements of this machine were cached; --profile-cache renew repeats them"))
         return planned

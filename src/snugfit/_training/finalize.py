@@ -61,6 +61,14 @@ def evaluate_model(
     """
     score = _score(forward, data.val, run, batch_size)
     val = score.value if len(data.val) else None
+    if score.at_chance:
+        mean, classes = score.mean_of_classes
+        run.emit(
+            Notice(
+                f"nothing was learned: the {classes} classes of validation images have a mean accuracy of {mean:.1%}, "
+                "as by guessing. Try another --lr, more --epochs, or pre-trained --weights, and check the labels"
+            )
+        )
     if data.test is None:
         return FinalEvaluation(val, None, None, score.confusion)
     score = _score(forward, data.test, run, batch_size)

@@ -6,6 +6,7 @@ those of the network; targets are labels (B,) int64, or boxes (B, M, 5) as in :m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ from snugfit._training.losses import Loss, focal_loss
 from snugfit.detection import MeanAveragePrecision, detections, yolov2_loss
 from snugfit.detection.precision import THRESHOLD
 from snugfit.memory.autocast import autocast
+
+LEAST_SAMPLES = 20
+"""Samples below which an accuracy does not tell whether a network guesses."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,21 @@ class Score:
     top5: float | None = None
     confusion: list[list[int]] = field(default_factory=list)
     per_class: list[float | None] = field(default_factory=list)
+
+    @property
+    def mean_of_classes(self) -> tuple[float, int]:
+        """Mean accuracy of the classes with samples, and their number; (0, 0) without a confusion matrix."""
+        found = [row[label] / sum(row) for label, row in enumerate(self.confusion) if sum(row)]
+        return (sum(found) / len(found), len(found)) if found else (0.0, 0)
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether classes are told apart no better than by guessing, within a standard error; not for few samples."""
+        mean, classes = self.mean_of_classes
+        if classes < 2 or self.samples < LEAST_SAMPLES:
+            return False
+        chance = 1 / classes
+        return mean <= chance + math.sqrt(chance * (1 - chance) / self.samples)
 
 
 class _ClassEvaluator:

@@ -14,6 +14,7 @@ from snugfit._storage.files import write_json_atomic
 from snugfit._training.events import Notice, RunDone
 from snugfit._training.finalize import FinalEvaluation, Outcome, evaluate_model, make_record
 from snugfit._training.strategy import TrainingData
+from snugfit._training.task import Score
 
 
 def data(test=True):
@@ -57,6 +58,29 @@ def test_one_image_that_is_refused_is_an_error(tmp_path):
 
     with pytest.raises(RuntimeError, match="memory"):
         evaluate_model(refusing, data(), make_run(tmp_path), 2)
+
+
+@pytest.mark.parametrize(
+    ("forward", "count", "said"),
+    [
+        (always_even, 40, True),
+        (lambda inputs: torch.eye(2)[inputs.flatten().long() % 2], 40, False),
+        (lambda inputs: torch.eye(2)[(inputs.flatten() % 3 == 1).long()], 60, True),  # independent of the class
+        (always_even, 18, False),  # too few images to tell
+    ],
+)
+def test_a_network_that_guesses_on_validation_images_is_said_to(tmp_path, forward, count, said):
+    events = []
+    splits = TrainingData(Source(10), Source(count), Source(count), ("even", "odd"))
+    evaluate_model(forward, splits, make_run(tmp_path, [events.append]), 8)
+    assert [event.message.startswith("nothing was learned: the 2 classes") for event in events] == [True] * said
+
+
+def test_most_images_of_one_class_are_no_accuracy():
+    """Always the class of 90 % of the images, and half of the others too."""
+    assert Score(0.9, 100, confusion=[[90, 0], [10, 0]]).at_chance
+    assert not Score(0.95, 100, confusion=[[90, 0], [5, 5]]).at_chance
+    assert not Score(0.0, 100).at_chance, "detection has no confusion matrix"
 
 
 def test_without_validation_images_there_is_no_accuracy(tmp_path):

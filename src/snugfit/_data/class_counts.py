@@ -1,0 +1,32 @@
+"""What the user should know about the number of training images of each class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+FEW_IMAGES = 20
+"""Training images of a class below which a notice says that they are few."""
+UNBALANCED = 5
+"""Ratio of the largest class to the smallest above which a notice says that classes are unbalanced."""
+
+
+def class_notes(labels: np.ndarray, names: Sequence[str], *, weighted: bool = False) -> list[str]:
+    """Notices about training labels (N,) of classes with these names; none on balance if classes are ``weighted``."""
+    counts = np.bincount(labels, minlength=len(names))
+    least, most = int(counts.argmin()), int(counts.argmax())
+    smallest, largest = int(counts[least]), int(counts[most])
+    notes = []
+    if smallest < FEW_IMAGES:
+        few = int((counts < FEW_IMAGES).sum())
+        notes.append(
+            f"{few} of {len(names)} classes have fewer than {FEW_IMAGES} training images, '{names[least]}' has "
+            f"{smallest}; pre-trained --weights need fewer than random ones"
+        )
+    if largest > UNBALANCED * smallest and not weighted:
+        notes.append(
+            f"classes are unbalanced: '{names[most]}' has {largest} training images, '{names[least]}' has {smallest}; "
+            "--class-weights balanced counts rare classes more (backprop and checkpoint)"
+        )
+    return notes
