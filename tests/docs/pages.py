@@ -1,7 +1,13 @@
 """The project's pages, and what stands in them."""
 
 import re
+import sys
 from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest requires it there
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -21,6 +27,11 @@ def code_blocks(page: Path, language: str) -> list[str]:
 def prose(page: Path) -> str:
     """A page without its fenced code."""
     return _FENCE.sub("", page.read_text())
+
+
+def project(toml: str) -> dict:
+    """The table ``project`` of a pyproject.toml."""
+    return tomllib.loads(toml)["project"]
 
 
 def snugfit_commands(page: Path) -> list[list[str]]:

@@ -3,9 +3,11 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from pages import ROOT, code_blocks
+from pages import PAGES, ROOT, code_blocks, name
+from PIL import Image
 
 
 def run(code: str, folder) -> str:
@@ -87,11 +89,50 @@ def test_every_example_is_run_and_short():
         assert len(example.read_text().splitlines()) <= 80
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/adding_a_local_loss.md"])
+TRAINING = ("README.md", "docs/howto/own_network.md", "docs/memory_budget.md", "docs/adding_a_local_loss.md")
+"""Pages whose scripts train, and end with whether that was right."""
+
+
+@pytest.mark.parametrize("page", TRAINING)
 def test_python_of_a_page(page, tmp_path):
     printed = run("\n".join(code_blocks(ROOT / page, "python")), tmp_path)
     assert printed.splitlines()[-1].endswith("True")
     assert list(tmp_path.glob("runs/*/model.safetensors"))
+
+
+def train(folder: Path, out: str, *options: str) -> None:
+    """A short run, as the pages have it before their scripts."""
+    common = ("--epochs", "1", "--memory", "300MB", "--strategy", "backprop", "--quiet", "--out", out)
+    command = [sys.executable, "-c", "from snugfit._cli import main; main()", "train", *common, *options]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=250)
+
+
+def test_python_of_finished_runs(tmp_path):
+    train(tmp_path, "runs/first", "--model", "smallconv", "--data", "digits", "--image-size", "8", "--max-train", "32")
+    shape, accuracy, sound = run(code_blocks(ROOT / "docs/howto/finished_runs.md", "python")[0], tmp_path).splitlines()
+    assert shape == "torch.Size([1, 10])" and 0 <= float(accuracy.split()[-1]) <= 1 and sound.endswith("True")
+
+
+def test_python_of_detection(tmp_path):
+    for part in ("images", "labels"):
+        (tmp_path / "boxes" / part / "train").mkdir(parents=True)
+    for number in range(4):
+        Image.new("RGB", (32, 32), (number, 0, 0)).save(tmp_path / "boxes" / "images" / "train" / f"{number}.png")
+        (tmp_path / "boxes" / "labels" / "train" / f"{number}.txt").write_text("0 0.5 0.5 0.2 0.3\n")
+    train(tmp_path, "runs/boxes", "--task", "detect", "--model", "yolov2_16", "--data", "boxes", "--image-size", "32")
+    printed = run(code_blocks(ROOT / "docs/detection.md", "python")[0], tmp_path)
+    assert printed.startswith("tensor(")
+
+
+def test_python_of_tiles(tmp_path):
+    assert "tiled" in run(code_blocks(ROOT / "docs/methods/tiled.md", "python")[0], tmp_path)
+
+
+def test_no_page_is_left_out():
+    """The code of docs/adding_a_strategy.md is run by test_plugins.py."""
+    elsewhere = {"adding_a_strategy", "detection", "howto/finished_runs", "methods/tiled", "own_training_loop"}
+    found = {name(page) for page in PAGES if code_blocks(page, "python")}
+    assert found == {*TRAINING, *(f"docs/{page}.md" for page in elsewhere)}
 
 
 def test_a_subscriber_of_the_page_stops_the_run(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 from pages import PAGES, ROOT, code_blocks, name, prose, snugfit_commands
 
+import snugfit
 from snugfit import _models as models
 from snugfit import errors
 from snugfit._cli.app import build
@@ -19,8 +20,14 @@ from snugfit._data.catalog import SOURCES
 from snugfit.local import LOCAL_LOSSES
 
 README = ROOT / "README.md"
+DOCS = [page for page in PAGES if name(page).startswith("docs/")]
 INSTALLED = metadata("snugfit")
-COMMANDS = [(name(page), command) for page in PAGES for command in snugfit_commands(page)]
+COMMANDS = [
+    (name(page), command)
+    for page in PAGES
+    for command in snugfit_commands(page)
+    if page.name != "troubleshooting.md"  # test_troubleshooting.py runs these, and some are refused
+]
 
 
 def anchor(heading: str) -> str:
@@ -58,8 +65,9 @@ def test_readme_begins_with_the_two_commands():
     assert second.strip().endswith(" && .venv/bin/pytest")
 
 
-def test_readme_tells_every_exit_code():
-    rows = [cells(row) for row in re.findall(r"^\|.*\|$", prose(README), re.MULTILINE)]
+def test_the_page_of_errors_tells_every_exit_code():
+    page = ROOT / "docs" / "troubleshooting.md"
+    rows = [cells(row) for row in re.findall(r"^\|.*\|$", prose(page), re.MULTILINE)]
     told = {int(cell) for row in rows for cell in row[::2] if cell.isdigit()}
     known = {getattr(value, "exit_code", 0) for value in vars(errors).values()}
     assert told == known
@@ -67,6 +75,25 @@ def test_readme_tells_every_exit_code():
 
 def cells(row: str) -> list[str]:
     return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_the_start_page_begins_as_the_readme_does():
+    assert code_blocks(ROOT / "docs" / "index.md", "sh")[0] == code_blocks(README, "sh")[0]
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    told = re.findall(r"^ +- .*?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(told) == sorted(
+        [*(name(page).removeprefix("docs/") for page in DOCS), "CONTRIBUTING.md", "CHANGELOG.md"]
+    )
+
+
+@pytest.mark.parametrize("package", ["", *snugfit.PUBLIC])
+def test_every_public_package_has_a_page_of_the_api(package):
+    page = (ROOT / "docs" / "api" / f"{package or 'snugfit'}.md").read_text()
+    assert f"\n::: {'.'.join(filter(None, ('snugfit', package)))}\n" in page
+    if not package:
+        assert re.findall(r"^        - (\w+)$", page, re.MULTILINE) == snugfit.__all__
 
 
 def test_every_strategy_has_a_card_and_a_row():

@@ -10,8 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
-import tomllib
-from pages import ROOT, code_blocks
+from pages import ROOT, code_blocks, project
 
 import snugfit
 from snugfit._core.registry import strategies, strategy_class
@@ -129,16 +128,16 @@ def folder(tmp_path):
 def installed(tmp_path):
     """A package with entry points, as pip installs it."""
     site = tmp_path / "site"
-    project = tomllib.loads(next(iter(code_blocks(PAGE, "toml"))))["project"]
+    described = project(code_blocks(PAGE, "toml")[0])
     points = {
-        **project["entry-points"],
+        **described["entry-points"],
         "snugfit.local_losses": {"mean-only": "head_only.loss:Mean"},
         "snugfit.models": {"tiny": "head_only.model:tiny"},
     }
     lines = []
     for group, each in points.items():
         lines += [f"[{group}]", *(f"{name} = {target}" for name, target in each.items())]
-    info = f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info = f"{described['name'].replace('-', '_')}-{described['version']}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
     write(site, {**modules(), "head_only/__init__.py": "", "head_only/loss.py": LOSS, "head_only/model.py": MODEL,
                  f"{info}/METADATA": metadata, f"{info}/entry_points.txt": "\n".join(lines)})  # fmt: skip

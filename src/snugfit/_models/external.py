@@ -77,7 +77,7 @@ def _package(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ModelError(f"{package} is not installed; install it with: pip install {package}") from error
+        raise ModelError(f'{package} is not installed; install it with: pip install "snugfit[vision]"') from error
     except RuntimeError as error:
         if f"torchvision::{_DETECTION[0]} does not exist" not in str(error):
             raise ModelError(f"{package} cannot be imported: {_reason(error)}.") from error
