@@ -26,7 +26,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Lead links to where a file is on the site, and take the backslash from ``a\\|b`` in tables, where code needs none."""
+    """Lead links to where a file is on the site. In tables, take the backslash from code, which needs none there."""
     source = _source(page.file.src_uri)
     above = "../" * page.file.src_uri.count("/")
 

@@ -138,7 +138,7 @@ def installed(tmp_path):
     for group, each in points.items():
         lines += [f"[{group}]", *(f"{name} = {target}" for name, target in each.items())]
     info = f"{described['name'].replace('-', '_')}-{described['version']}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    metadata = f"Metadata-Version: 2.1\nName: {described['name']}\nVersion: {described['version']}\n"
     write(site, {**modules(), "head_only/__init__.py": "", "head_only/loss.py": LOSS, "head_only/model.py": MODEL,
                  f"{info}/METADATA": metadata, f"{info}/entry_points.txt": "\n".join(lines)})  # fmt: skip
     (site / "snugfit").symlink_to(SOURCE)
