@@ -1,4 +1,4 @@
-"""Write the tables of docs/benchmarks.md and docs/reliability.md from the result files, and nothing else there.
+"""Write the tables of docs/benchmarks/ and docs/reliability.md from the result files, and nothing else there.
 
 A claim's text stands in its page; ``<!-- tables: CLAIM -->`` and ``<!-- end: CLAIM -->`` enclose what is written here.
 """
@@ -74,7 +74,19 @@ RELIABILITY: dict[str, Callable[[list[Cell]], str]] = {
     "fuzz": tally.render,
     "mutants": mutants.render,
 }
-PAGES = {"benchmarks.md": RENDER, "reliability.md": RELIABILITY}
+QUESTIONS = {
+    "budgets": ("budgets", "planner", "overhead", "boards"),
+    "smallest_memory": ("floors", "peers", "memory", "optimizer_state", "kept_maps", "paging", "newcomer"),
+    "speed": ("speed",),
+    "accuracy": ("accuracy", "ablations", "coupling", "exits", "lls"),
+    "fine_tuning": ("elastic", "sidenet"),
+    "tiles": ("tiled", "tilecosts", "tilescaling"),
+}
+"""Pages below docs/benchmarks/, and the claims on each."""
+PAGES = {
+    **{f"benchmarks/{page}.md": {claim: RENDER[claim] for claim in claims} for page, claims in QUESTIONS.items()},
+    "reliability.md": RELIABILITY,
+}
 _NAME = re.compile(r"(?P<claim>[a-z_]+)_(?P<hardware>[a-z0-9-]+)_(?P<date>\d{4}-\d\d-\d\d)")
 
 app = program("tables")
@@ -94,9 +106,9 @@ def main(*, docs: Path = ROOT / "docs", results: Path = RESULTS, check: bool = F
 
 def _write(page: Path, claims: Iterable[str], results: Path, *, check: bool) -> int:
     text = page.read_text()
-    fresh = text
+    fresh, root = text, "../../" if page.parent.name == "benchmarks" else "../"
     for claim in claims:
-        fresh = replace_section(fresh, claim, section(claim, results))
+        fresh = replace_section(fresh, claim, section(claim, results).replace("](../", f"]({root}"))
     if check:
         note(
             f"{page.name} is up to date"

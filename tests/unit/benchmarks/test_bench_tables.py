@@ -84,6 +84,7 @@ def test_overhead_counts_once_what_happens_once() -> None:
 
 
 def test_pages_get_the_newest_results_of_each_machine(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
     for name, claims in tables.PAGES.items():
         text = "".join(f"{claim}\n<!-- tables: {claim} -->\nold\n<!-- end: {claim} -->\n" for claim in claims)
         (tmp_path / name).write_text(text)
@@ -93,12 +94,17 @@ def test_pages_get_the_newest_results_of_each_machine(tmp_path: Path) -> None:
             (tmp_path / f"{claim}_abacus-2-cores_{date}.json").write_text(json.dumps({"claim": claim, **data}))
     assert tables.main(docs=tmp_path, results=tmp_path, check=True) == 1
     assert tables.main(docs=tmp_path, results=tmp_path) == 0
-    text = (tmp_path / "benchmarks.md").read_text()
+    text = (tmp_path / "benchmarks" / "speed.md").read_text()
+    assert "](../../benchmarks/results/speed_abacus-2-cores_2024-01-02.json)" in text
     assert "run 2024-01-02" in text
     assert "run 2024-01-01" not in text
     assert "old" not in text
     assert "No results yet." in (tmp_path / "reliability.md").read_text()
     assert tables.main(docs=tmp_path, results=tmp_path, check=True) == 0
+
+
+def test_every_claim_has_one_page() -> None:
+    assert sorted(claim for claims in tables.QUESTIONS.values() for claim in claims) == sorted(tables.RENDER)
 
 
 def test_a_page_without_markers_is_refused() -> None:
