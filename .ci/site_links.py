@@ -1,4 +1,4 @@
-"""Take what the pages link to outside of docs/ into the site: scripts, result files, CONTRIBUTING.md, CHANGELOG.md.
+"""Take what the pages link to outside of docs/ into the site: scripts, result files, CONTRIBUTING.md and its like.
 
 A page of docs/ links to ``../examples/own_module.py``, as a reader of the repository needs it. On the site that file is
 ``files/examples/own_module.py``; the Markdown files of the root become pages.
@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 _CODE_IN_TABLE = re.compile(r"(?<=`)[^`\n]*\\\|[^`\n]*(?=`)")
 _LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(#[^)\s]*)?(?=\))")
 
