@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, cast
 
@@ -63,7 +64,43 @@ def hidden_bytes(operator: Any, args: Sequence[Any]) -> int:
     return inputs.nbytes if inputs.device.type == "cpu" and crashes(inputs, wanted) else 0
 
 
+def shared_names(module: nn.Module) -> dict[str, str]:
+    """Further names under which a state dict lists a tensor, with the first name of each.
+
+    >>> tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> tied[1].weight = tied[0].weight
+    >>> shared_names(tied)
+    {'1.weight': '0.weight'}
+    """
+    first: dict[int, str] = {}
+    tensors = {name: each for name, each in module.state_dict(keep_vars=True).items() if isinstance(each, Tensor)}
+    names = {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
+    return {name: other for name, other in names.items() if name != other}
+
+
+@contextmanager
+def kept_shared(module: nn.Module) -> Iterator[None]:
+    """Context for replacing the tensors of a module; parameters and buffers that were shared before are so after it."""
+    shared = shared_names(module)
+    yield
+    for name, first in shared.items():
+        set_tensor(module, name, get_tensor(module, first))
+
+
+def get_tensor(module: nn.Module, name: str) -> Tensor:
+    """A parameter or buffer, of any shape, by its name in the state dict."""
+    owner, _, last = name.rpartition(".")
+    return cast(Tensor, getattr(module.get_submodule(owner), last))
+
+
+def set_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Replace a parameter or buffer, of any shape, by its name in the state dict."""
+    owner, _, last = name.rpartition(".")
+    setattr(module.get_submodule(owner), last, tensor)
+
+
 def to_channels_last(module: nn.Module, device: torch.device | str | None = None) -> nn.Module:
     """Move a module to a device and its 4-dimensional weights to channels_last, in place."""
     move: Any = module.to  # its type stubs do not know memory_format
-    return cast(nn.Module, move(device=device, memory_format=torch.channels_last))
+    with kept_shared(module):
+        return cast(nn.Module, move(device=device, memory_format=torch.channels_last))

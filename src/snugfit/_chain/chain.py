@@ -11,12 +11,13 @@ import torch
 from torch import fx, nn
 
 from snugfit._chain.cuts import NodeSpan, cut
-from snugfit._chain.hooks import bypassed_hooks, require_kept_hooks
+from snugfit._chain.hooks import bypassed_hooks, require_kept_hooks, require_kept_weights
 from snugfit._chain.initialise import parameter_owners, share_parameter_dicts
-from snugfit._chain.propagation import node_shapes, read_batch_size_locally
+from snugfit._chain.propagation import needs_values, node_shapes, read_batch_size_locally
 from snugfit._chain.subgraph import copy_nodes
-from snugfit._chain.tracing import SPLIT_BY_HAND, Traced, assemble, attribute, attributes_of, trace
+from snugfit._chain.tracing import IndivisibleError, Traced, assemble, attribute, attributes_of, first_line, trace
 from snugfit._chain.unit import Unit, make_unit, run_failure
+from snugfit._chain.whole import whole_unit
 from snugfit.errors import ModelError, is_out_of_memory
 
 
@@ -34,6 +35,7 @@ class Chain:
         units: all units before the head.
         head: the last part, which ends in the classifier.
         input_shape: channels, height, width of one image.
+        undivided: why the network has no units besides the head, which is the model itself; empty if it is divided.
         loss: loss of its outputs and their targets, if one was passed from Python.
     """
 
@@ -41,7 +43,25 @@ class Chain:
     units: tuple[Unit, ...]
     head: Unit
     input_shape: tuple[int, ...]
+    undivided: str = ""
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+
+    @classmethod
+    def from_any_module(cls, model: nn.Module, input_shape: tuple[int, int, int], name: str = "") -> Chain:
+        """Like :meth:`from_module`, but a network that cannot be divided is a chain without units.
+
+        It can be trained as a whole. Its ``head`` is the model itself, which need not have a graph.
+
+        Raises:
+            ModelError: the model does not run on such an input, does not return one tensor, has no parameters, or has
+                hooks of parameters or hooks that write weights.
+        """
+        try:
+            return cls.from_module(model, input_shape, name)
+        except IndivisibleError as error:
+            reason = error.reason
+        name = name or type(model).__name__
+        return cls(name, (), whole_unit(model, tuple(input_shape), name), tuple(input_shape), reason)
 
     @classmethod
     def from_module(cls, model: nn.Module, input_shape: tuple[int, int, int], name: str = "") -> Chain:
@@ -54,9 +74,12 @@ class Chain:
 
         Raises:
             ModelError: the model cannot be traced (the message says where), does not run on such an input, has tied
-                weights, has hooks that would be lost, or has nothing to split.
+                weights, has hooks that would be lost, or has nothing to split. :meth:`from_any_module` accepts most
+                of these.
         """
-        name = name or type(model).__name__
+        kind = type(model).__name__
+        name = name or kind
+        require_kept_weights(model)
         traced = trace(model)
         require_kept_hooks(model, (str(node.target) for node in traced.graph.nodes if node.op == "call_module"))
         stored = set(model.state_dict())
@@ -65,17 +88,17 @@ class Chain:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
+            if needs_values(error):
+                raise IndivisibleError(f"{kind} does not run on the meta device ({first_line(error)})") from error
             raise run_failure(name, input_shape, error) from error
         if traced.shapes[_output(traced.graph)] is None:
             raise ModelError(f"{name} must return one tensor; wrap it in a module that returns its logits.")
         read_batch_size_locally(traced.graph, traced.shapes)
         stretches = cut(traced, model)
         if not stretches:
-            raise ModelError(f"{name} has no convolution or linear layer: nothing to train in units.")
+            raise IndivisibleError(f"{kind} has no convolution or linear layer: nothing to train in units", ".")
         if len(stretches) == 1:
-            raise ModelError(
-                f"{name} has nothing to split: no single tensor crosses between two of its layers. {SPLIT_BY_HAND}"
-            )
+            raise IndivisibleError(f"{kind} has nothing to split: no single tensor crosses between two of its layers")
         units = _extract(traced, stretches, stored, tuple(input_shape))
         for unit in units:
             unit.module.training = model.training
@@ -125,12 +148,17 @@ class Chain:
         """Number of parameters."""
         return sum(unit.parameters for unit in self.all_units)
 
-    def bypassed_hooks(self, *, recomputed: bool = False) -> list[str]:
-        """Reasons against a strategy that does not call every layer once in a step, one per kind of hook.
+    def reasons_against_units(self, *, recomputed: bool = False) -> list[str]:
+        """Reasons against a strategy that works with units, or does not call every layer once in a step.
+
+        The network cannot be divided; or layers have hooks, of which one of each kind is named.
 
         Args:
             recomputed: whether layers are called unchanged, but twice; parametrizations without state are then allowed.
         """
+        if self.undivided:
+            kind = type(self.head.module).__name__
+            return [f"needs units, and {kind} cannot be divided: {self.undivided}"]
         return bypassed_hooks((unit.module for unit in self.all_units), recomputed=recomputed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -159,9 +187,13 @@ class Chain:
     def to_module(self) -> nn.Module:
         """One plain module that computes the same and shares the parameters; its state-dict names are the model's.
 
+        That of a network that cannot be divided is the model itself, or its copy on the meta device.
+
         Moving or emptying its weights also does so in the units, and vice versa; except for weights that belong to no
         layer and whose module is read by several units.
         """
+        if self.undivided:
+            return self.head.module
         graph, attributes = _joined(self.all_units)
         stored = _stored_names(self.all_units)
         module = assemble(graph, attributes, stored)
@@ -238,7 +270,7 @@ def _adopt(module: fx.GraphModule, source: nn.Module, names: set[str]) -> None:
         layer = source.get_submodule(owner)
         if not owner or any(f"{owner}.{key}" not in names for key in layer.state_dict()):
             unused = next(name for name in sorted(names) if name.rpartition(".")[0] == owner)
-            raise ModelError(f"parameter {unused} is never used in forward; remove it from the model.")
+            raise IndivisibleError(f"parameter {unused} is never used in forward", "; remove it from the model.")
         module.add_submodule(owner, layer)
 
 
@@ -253,9 +285,9 @@ def _check_untied(units: Sequence[Unit]) -> None:
         for key, tensor in unit.module.state_dict(keep_vars=True).items():
             place = f"{key} (unit {unit.name})"
             if places.setdefault(id(tensor), place) != place:
-                raise ModelError(
-                    f"tied weights: {places[id(tensor)]} and {place} are one tensor. Units train and are stored "
-                    "separately; give each its own."
+                raise IndivisibleError(
+                    f"tied weights: {places[id(tensor)]} and {place} are one tensor",
+                    ". Units train and are stored separately; give each its own.",
                 )
 
 

@@ -10,6 +10,7 @@ from torch.nn.modules import module as nn_module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 
+from snugfit._chain.tracing import IndivisibleError
 from snugfit.errors import ModelError
 
 _KINDS = {
@@ -23,26 +24,35 @@ _RECOMPUTED_WEIGHTS = {"torch.nn.utils.weight_norm": "weight_norm", "torch.nn.ut
 
 
 def require_kept_hooks(model: nn.Module, called: Iterable[str]) -> None:
-    """Check that a traced chain loses no hook of a model.
+    """Check that a traced chain loses no hook of a module.
 
-    A chain calls the layers that its graph names. Hooks of other modules run only while the model is traced,
-    and hooks of parameters stay with the old parameters when these are replaced.
+    A chain calls the layers that its graph names. Hooks of other modules run only while the model is traced.
 
     Raises:
-        ModelError: a hook would be lost; the message names the module or parameter.
+        IndivisibleError: a hook would be lost; the message names the module.
     """
     whole = set(called)
+    for name, module in model.named_modules():
+        if not _is_called(name, whole) and (kind := _hook_of(module)):
+            owner = f"{repr(name) if name else 'the model'} ({type(module).__name__})"
+            raise IndivisibleError(
+                f"{kind} of {owner} would be lost, since only layers are called",
+                "; register it on layers, or remove it.",
+            )
+
+
+def require_kept_weights(model: nn.Module) -> None:
+    """Check that no hook writes a weight or belongs to a parameter; parameters are replaced when they are loaded.
+
+    Raises:
+        ModelError: there is one; the message names the module or parameter.
+    """
     for name, module in model.named_modules():
         writers = (_RECOMPUTED_WEIGHTS.get(type(hook).__module__) for hook in module._forward_pre_hooks.values())
         if old := next(filter(None, writers), None):
             raise ModelError(
                 f"torch.nn.utils.{old} on '{name}' writes its weight in a hook, which no strategy can follow; "
                 f"use torch.nn.utils.parametrizations.{old} with --strategy backprop."
-            )
-        if not _is_called(name, whole) and (kind := _hook_of(module)):
-            owner = f"{repr(name) if name else 'the model'} ({type(module).__name__})"
-            raise ModelError(
-                f"{kind} of {owner} would be lost, since only layers are called; register it on layers, or remove it."
             )
     for name, parameter in model.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):

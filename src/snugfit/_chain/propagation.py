@@ -30,13 +30,42 @@ def run_on_meta(
     Meta tensors replace parameters and buffers during the call. The batch has shape (B, *input_shape) and the first
     parameter's dtype. Returns the output, and whether the input was modified in place.
     """
-    dtype = next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), None)
-    images = torch.empty((BATCH, *input_shape), dtype=dtype, device="meta")
+    images = torch.empty((BATCH, *input_shape), dtype=_dtype(module), device="meta")
     tensors = chain(module.named_parameters(), module.named_buffers())
     stand_ins = {f"module.{name}": torch.empty_like(tensor, device="meta") for name, tensor in tensors}
     with torch.no_grad(), torch.random.fork_rng(devices=[]), in_mode(module, training):
         output = functional_call(_Call(module, function or module), stand_ins, (images,))
     return output, images._version > 0
+
+
+def needs_values(error: Exception) -> bool:
+    """Whether a pass failed because tensors on the meta device have no values, or met tensors that are elsewhere."""
+    return "meta" in str(error).lower()
+
+
+def run_for_real(module: nn.Module, input_shape: tuple[int, ...], training: bool) -> Any:
+    """Run a module on random images (B, *input_shape), without changing its tensors.
+
+    Buffers are copied. Tensors on the meta device get memory on the processor, and small random values.
+    """
+    stand_ins = {f"module.{name}": _real(tensor) for name, tensor in module.named_parameters()}
+    stand_ins |= {f"module.{name}": _real(tensor).clone() for name, tensor in module.named_buffers()}
+    device = next(iter(stand_ins.values())).device
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), in_mode(module, training):
+        images = torch.randn((BATCH, *input_shape), dtype=_dtype(module), device=device)
+        return functional_call(_Call(module, module), stand_ins, (images,))
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of any shape, or if it has no memory, a new one that neither overflows nor is an invalid index."""
+    if not tensor.is_meta:
+        return tensor
+    made = torch.zeros_like(tensor, device="cpu")
+    return made.normal_(std=0.02).abs_() if tensor.is_floating_point() else made
+
+
+def _dtype(module: nn.Module) -> torch.dtype | None:
+    return next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), None)
 
 
 def node_shapes(module: fx.GraphModule, input_shape: tuple[int, ...]) -> Shapes:

@@ -12,6 +12,7 @@ from torch import nn
 from snugfit._chain.unit import Unit
 from snugfit._storage.manifest import Manifest
 from snugfit._storage.tensor_file import map_tensors, read_tensors, write_tensors
+from snugfit._upstream import get_tensor, kept_shared, set_tensor, shared_names
 from snugfit.errors import CheckpointError
 
 _ADVICE = "Delete it, and restore or retrain the unit."
@@ -27,14 +28,14 @@ class UnitStore:
     def save(self, index: int, unit_or_state: Unit | Mapping[str, torch.Tensor]) -> Path:
         """Write a unit's weights, in their shapes, replacing older ones only once all is on disk; returns the file.
 
-        At most one tensor is copied at a time.
+        Those of a ``Unit`` are :func:`stored_tensors`. At most one tensor is copied at a time.
 
         Raises:
             OutOfStorageError: the disk is full; what was stored before is intact.
             CheckpointError: the weights are not in memory, or the file cannot be written.
         """
         if isinstance(unit_or_state, Unit):
-            name, state = unit_or_state.name, dict(unit_or_state.module.state_dict())
+            name, state = unit_or_state.name, stored_tensors(unit_or_state)
         else:
             name, state = "", dict(unit_or_state)
         suffix = f"_{re.sub(r'[^A-Za-z0-9._-]', '_', name)}" if name else ""
@@ -77,6 +78,30 @@ class UnitStore:
         return next((path for path in sorted(self.folder.iterdir()) if pattern.fullmatch(path.name)), None)
 
 
+def distinct_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The state dict, with each tensor, of any shape, under the first of its names only."""
+    shared = shared_names(module)
+    return {name: tensor for name, tensor in module.state_dict().items() if name not in shared}
+
+
+def load_state(module: nn.Module, state: Mapping[str, torch.Tensor], *, assign: bool = False) -> None:
+    """Load tensors of :func:`distinct_state`, of any shapes; with ``assign`` the module takes them as they are."""
+    shared = {name: state[first] for name, first in shared_names(module).items() if first in state}
+    with kept_shared(module):
+        module.load_state_dict({**shared, **state}, assign=assign)
+
+
+def stored_tensors(unit: Unit) -> dict[str, torch.Tensor]:
+    """The tensors of a unit's file, of any shapes: its state dict, each once, and buffers that are not in it."""
+    return {**distinct_state(unit.module), **_other_buffers(unit)}
+
+
+def _other_buffers(unit: Unit) -> dict[str, torch.Tensor]:
+    """Buffers, of any shapes, that the state dict leaves out (``persistent=False``)."""
+    stored = unit.module.state_dict().keys()
+    return {name: buffer for name, buffer in unit.module.named_buffers() if name not in stored}
+
+
 def load_into(unit: Unit, state: Mapping[str, torch.Tensor]) -> None:
     """Give a unit its weights: a released unit takes the tensors themselves, one in memory copies them.
 
@@ -85,12 +110,13 @@ def load_into(unit: Unit, state: Mapping[str, torch.Tensor]) -> None:
     Raises:
         CheckpointError: names or shapes are not the unit's.
     """
-    own = unit.module.state_dict()
-    _check_matches(unit.name, own, state)
+    own, others = distinct_state(unit.module), _other_buffers(unit)
+    weights = {name: tensor for name, tensor in state.items() if name not in others}
+    _check_matches(unit.name, own, weights)
     assign = any(tensor.is_meta for tensor in own.values())
-    unit.module.load_state_dict(
-        {name: tensor.to(own[name].dtype) for name, tensor in state.items()}, strict=True, assign=assign
-    )
+    load_state(unit.module, {name: tensor.to(own[name].dtype) for name, tensor in weights.items()}, assign=assign)
+    for name in others.keys() & state.keys():
+        set_tensor(unit.module, name, state[name])
 
 
 def release(unit: Unit) -> None:
@@ -111,12 +137,13 @@ def spill_module(units: Iterable[Unit], store: UnitStore) -> None:
 
 def replace_stored(unit: Unit, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Replace every tensor, of any shape, of a unit's state dict by ``make(tensor)``; parameters stay parameters."""
-    for name, tensor in unit.module.state_dict(keep_vars=True).items():
-        owner, _, attribute = name.rpartition(".")
-        value = make(tensor.detach())
-        if isinstance(tensor, nn.Parameter):
-            value = nn.Parameter(value, requires_grad=tensor.requires_grad)
-        setattr(unit.module.get_submodule(owner), attribute, value)
+    with kept_shared(unit.module):
+        for name in distinct_state(unit.module):
+            tensor = get_tensor(unit.module, name)
+            value = make(tensor.detach())
+            if isinstance(tensor, nn.Parameter):
+                value = nn.Parameter(value, requires_grad=tensor.requires_grad)
+            set_tensor(unit.module, name, value)
 
 
 def _check_matches(unit: str, own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:

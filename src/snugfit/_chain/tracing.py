@@ -34,6 +34,14 @@ _DROPOUTS: dict[Any, type[nn.Module]] = {
 SPLIT_BY_HAND = "Split it by hand with Chain.from_units."
 
 
+class IndivisibleError(ModelError):
+    """A network cannot be divided into units; ``reason`` says why, as a clause."""
+
+    def __init__(self, reason: str, advice: str = f". {SPLIT_BY_HAND}") -> None:
+        super().__init__(f"{reason}{advice}")
+        self.reason = reason
+
+
 @dataclass
 class Traced:
     """A traced model.
@@ -54,7 +62,8 @@ def trace(model: nn.Module) -> Traced:
     the graph follows ``train()`` and ``eval()``.
 
     Raises:
-        ModelError: the control flow depends on data or, in the outermost module, on ``self.training``.
+        IndivisibleError: the control flow depends on data or, in the outermost module, on ``self.training``.
+        ModelError: it takes several inputs.
     """
     whole: set[str] = set()
     others = list(inspect.signature(type(model).forward).parameters.values())[2:]
@@ -73,13 +82,12 @@ def trace(model: nn.Module) -> Traced:
                 error = raised
             constants = {key: model.__dict__.pop(key) for key in set(model.__dict__) - before}
         if "" in seen:
-            raise ModelError(
-                f"{type(model).__name__}.forward takes another path in training mode, "
-                f"which a traced chain cannot follow. {SPLIT_BY_HAND}"
+            raise IndivisibleError(
+                f"{type(model).__name__}.forward takes another path in training mode, which no traced chain can follow"
             )
         if error is not None and not seen:
-            raise ModelError(
-                f"{type(model).__name__} cannot be traced: {first_line(error)} ({_location(error)}). {SPLIT_BY_HAND}"
+            raise IndivisibleError(
+                f"{type(model).__name__} cannot be traced: {first_line(error)} ({_location(error)})"
             ) from error
         if not seen:
             return _finish(model, graph, constants)

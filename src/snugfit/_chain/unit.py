@@ -42,6 +42,7 @@ class Unit:
         map_shape: like ``output_shape``, before the final pools and dropouts.
         owners: modules of the model whose own tensors the unit reads without calling them (a class token), by name;
             emptied; they initialise those tensors.
+        whole: whether it is a network that cannot be divided. Its module is then the model itself, without a graph.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Unit:
     convs: tuple[ConvFact, ...] = ()
     map_shape: tuple[int, ...] = ()
     owners: dict[str, nn.Module] = field(default_factory=dict)
+    whole: bool = False
 
     @property
     def parameters(self) -> int:

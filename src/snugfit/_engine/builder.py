@@ -99,7 +99,7 @@ class Assembly:
         if self.module is not None:
             if any(parameter.is_meta for parameter in self.module.parameters()):
                 raise UsageError("an earlier run emptied this module; pass a new one, or a function that makes it.")
-            spill_module(Chain.from_module(self.module, shape, name).all_units, store)
+            spill_module(Chain.from_any_module(self.module, shape, name).all_units, store)
         elif name in models.names():
             for index, unit in enumerate(self.chain.all_units):
                 initialise_by_reset(unit, derive_seed(self.workload.seed, "weights", index), models.resets(name))
@@ -108,7 +108,7 @@ class Assembly:
         else:
             torch.manual_seed(derive_seed(self.workload.seed, "weights"))
             module = models.build(name, self.workload.classes, shape[-1], shape[0])
-            spill_module(Chain.from_module(module, shape, name).all_units, store)
+            spill_module(Chain.from_any_module(module, shape, name).all_units, store)
         if path is not None:
             load_initial_weights(Path(path), self.chain, store)
 
@@ -161,10 +161,10 @@ def assemble(
     splits = splits or load_splits(request)
     name, shape = request.model.model, splits.image_shape
     if module is None:
-        chain = Chain.from_module(build_on_meta(name, len(splits.class_names), shape), shape, name)
+        chain = Chain.from_any_module(build_on_meta(name, len(splits.class_names), shape), shape, name)
     else:
         module = module_of(module)
-        chain = on_meta(Chain.from_module(module, shape, name))
+        chain = on_meta(Chain.from_any_module(module, shape, name))
     chain.loss = loss
     facts = rules_of(request.data.task).facts(request, chain, splits)
     workload = _workload(request, splits, facts)

@@ -67,17 +67,23 @@ def _write_onnx(module: nn.Module, architecture: Architecture, path: Path) -> No
     example = torch.randn(2, *architecture.input_shape)
     module(example)  # a module that builds parts at its first use must not do so while it is traced
     batch = torch.export.Dim("batch", min=1, max=65536)
-    torch.onnx.export(
-        module,
-        (example,),
-        path,
-        input_names=["images"],
-        output_names=["logits"],
-        dynamic_shapes=({0: batch},),
-        dynamo=True,
-        external_data=False,
-        verbose=False,
-    )
+    try:
+        torch.onnx.export(
+            module,
+            (example,),
+            path,
+            input_names=["images"],
+            output_names=["logits"],
+            dynamic_shapes=({0: batch},),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+    except torch.onnx.OnnxExporterError as error:
+        raise ModelError(
+            f"torch.onnx cannot export {type(module).__name__}, whose forward pass may depend on data; "
+            "use --format safetensors."
+        ) from error
     written = onnx.load(path)
     known = to_data(architecture)
     onnx.helper.set_model_props(written, {key: json.dumps(known[key]) for key in _METADATA})

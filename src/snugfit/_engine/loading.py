@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from snugfit import _models as models
-from snugfit._chain import Chain
+from snugfit._chain import Chain, load_state
 from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.registry import config_of
 from snugfit._core.serial import to_data
@@ -23,6 +23,7 @@ from snugfit._storage.manifest import Manifest, check_files
 from snugfit._storage.run_folder import read_data, read_record
 from snugfit._storage.tensor_file import MODEL_FILE, read_tensors
 from snugfit._training.network import mismatch_errors
+from snugfit._upstream import set_tensor
 from snugfit.errors import CheckpointError, ModelError
 from snugfit.memory import is_out_of_memory
 
@@ -102,10 +103,10 @@ class Architecture:
         """The full network as a chain on the meta device, which shares nothing with ``model``.
 
         Raises:
-            ModelError: the module was passed from Python and is not given here, or cannot be traced.
+            ModelError: the module was passed from Python and is not given here, or does not run.
         """
         made = self.build() if model is None else module_of(model)
-        return on_meta(Chain.from_module(made, self.input_shape, self.model))
+        return on_meta(Chain.from_any_module(made, self.input_shape, self.model))
 
     def trained(self, chain: Chain, state: Mapping[str, torch.Tensor]) -> nn.Module:
         """The network as its strategy left it, without weights.
@@ -150,8 +151,22 @@ def load(folder: Path, model: ModuleOrFactory | None = None) -> nn.Module:
             f"{folder / _FILE} does not describe the model that is saved ({error}). Restore it."
         ) from error
     with mismatch_errors(str(folder / MODEL_FILE), "Restore it from a copy, or train again."):
-        module.load_state_dict(state, assign=True)
+        load_state(module, state, assign=True)
+    _fill_buffers(module, architecture, model)
     return module.eval()
+
+
+def _fill_buffers(module: nn.Module, architecture: Architecture, model: ModuleOrFactory | None) -> None:
+    """Give buffers that no state dict holds (``persistent=False``) the values that the network's constructor gives."""
+    empty = [name for name, buffer in module.named_buffers() if buffer.is_meta]
+    if not empty:
+        return
+    classes, shape = len(architecture.class_names), architecture.input_shape
+    made = models.build(architecture.model, classes, shape[-1], shape[0]) if model is None else module_of(model)
+    known = dict(made.named_buffers())
+    for name in empty:
+        if name in known:
+            set_tensor(module, name, known[name].clone())
 
 
 def on_meta(chain: Chain) -> Chain:

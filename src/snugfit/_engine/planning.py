@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -60,19 +60,21 @@ def make_plan(
     memory = planned.plan.memory if request.budget.total_memory is not None else None
     if memory is not None and memory.process_bytes != planned.baseline.anon + late_bytes():
         planned = plan()  # late imports leave less of a total
-    for note in _data_notes(planned.assembly, measures=measures):
+    for note in _notes(planned.assembly, measures=measures):
         for subscriber in subscribers:
             subscriber(Notice(note))
     return planned
 
 
-def _data_notes(assembly: Assembly, *, measures: bool) -> list[str]:
-    """Lines about the data for the user; about its classes only if there is to be training."""
+def _notes(assembly: Assembly, *, measures: bool) -> Iterator[str]:
+    """What the user should know of data and network; of classes only if there is to be training."""
     splits, workload = assembly.splits, assembly.workload
-    if not measures or workload.task != "classify":
-        return list(splits.notes)
-    weighted = bool(workload.class_weights)
-    return [*splits.notes, *class_notes(splits.train.labels, splits.class_names, weighted=weighted)]
+    yield from splits.notes
+    if measures and workload.task == "classify":
+        weighted = bool(workload.class_weights)
+        yield from class_notes(splits.train.labels, splits.class_names, weighted=weighted)
+    if assembly.chain.undivided:
+        yield f"the network is trained as a whole, since it cannot be divided into units: {assembly.chain.undivided}"
 
 
 def _planned(

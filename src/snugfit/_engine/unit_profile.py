@@ -13,7 +13,7 @@ from snugfit._engine.planning import make_plan
 from snugfit._engine.process import choose_device
 from snugfit._engine.run_memory import by_flag, measurable_bytes
 from snugfit._training.events import Notice, Subscriber
-from snugfit.errors import UsageError
+from snugfit.errors import ModelError, UsageError
 from snugfit.memory import MemoryLimit
 from snugfit.strategies.blockwise.loss_choice import settled
 from snugfit.strategies.blockwise.probes import signal_table
@@ -43,6 +43,8 @@ def profile_units(
     )
     measures = learning_signal or tensors or not activation_memory
     found = make_plan(request, None, None, subscribers, measures=measures)
+    if found.assembly.chain.undivided:
+        raise ModelError(f"profile measures units, and the network has none: {found.assembly.chain.undivided}.")
     chain, workload, profile = found.assembly.chain, found.plan.workload, found.profile
     seconds = {name.rpartition(":")[2]: line.sample_seconds for name, line in profile.lines.items()}
     untimed = 0.0 if measures else None

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from snugfit import _models as models
-from snugfit._chain import Chain, UnitStore, load_into, release
+from snugfit._chain import Chain, UnitStore, distinct_state, load_into, release
 from snugfit._storage.tensor_file import read_weights
 from snugfit.errors import CheckpointError
 
@@ -45,7 +45,7 @@ def check_weights(path: Path, chain: Chain) -> None:
 
 def _fitting(path: Path, chain: Chain, file: State) -> dict[str, torch.Tensor]:
     """The file's weights that fit the chain, in their shapes."""
-    wanted = {name: shape for unit in chain.all_units for name, shape in _shapes(unit.module.state_dict()).items()}
+    wanted = {name: shape for unit in chain.all_units for name, shape in _shapes(distinct_state(unit.module)).items()}
     state = next((view for view in _views(file) if wanted.keys() & view.keys()), file)
     taken = {name: state[name] for name, shape in wanted.items() if name in state and state[name].shape == shape}
     _check_fits(path, chain, wanted, state, taken)
@@ -76,11 +76,16 @@ def _check_fits(path: Path, chain: Chain, wanted: Shapes, state: State, taken: S
 
 
 def _may_stay_fresh(chain: Chain, state: State) -> Collection[str]:
-    """Names of the head's tensors, or of all the classifier's if the file has none of them."""
-    fresh = set(chain.head.module.state_dict())
-    for classifier in {name.partition(".")[0] for name in chain.head.module.state_dict()}:
+    """Names of the head's tensors, or of all the classifier's if the file has none of them.
+
+    The head of a network without units is the last of its modules that has weights.
+    """
+    names = list(chain.head.module.state_dict())
+    last = names[-1].rpartition(".")[0]
+    fresh = {name for name in names if not chain.undivided or name.rpartition(".")[0] == last}
+    for classifier in {name.partition(".")[0] for name in fresh}:
         if not any(name.startswith(f"{classifier}.") for name in state):
-            names = (name for unit in chain.all_units for name in unit.module.state_dict())
+            names = [name for unit in chain.all_units for name in unit.module.state_dict()]
             fresh.update(name for name in names if name.startswith(f"{classifier}."))
     return fresh
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from snugfit._chain import tracking_norms
+from snugfit._chain import distinct_state, load_state, tracking_norms
 from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import Deferred
 from snugfit._training.losses import Loss
@@ -127,7 +127,7 @@ class NetworkTrainer:
     def state(self) -> dict[str, dict[str, Tensor | Deferred]]:
         """Weights and optimizer state, in their shapes; between two steps there are no gradients."""
         return {
-            "model": {**self.module.state_dict(), **self.optimizers.averaged()},
+            "model": {**distinct_state(self.module), **self.optimizers.averaged()},
             "optimizer": {**self.optimizers.state()},
         }
 
@@ -146,5 +146,5 @@ class NetworkTrainer:
     def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
         """Restore a state, in the shapes of the weights, one group in memory at a time."""
         with mismatch_errors():
-            self.module.load_state_dict(load("model"))
+            load_state(self.module, load("model"))
         self.optimizers.load_state(load("optimizer"))

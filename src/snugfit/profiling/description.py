@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,18 +15,25 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import FlopCounterMode
 
-from snugfit._chain import Chain, Unit, tracking_norms
+from snugfit._chain import Chain, Unit, on_meta_or, tracking_norms
 from snugfit._core.profile import UnitStats
+from snugfit._upstream import shared_names
 from snugfit.memory.tensors import saved_bytes
+
+_LIBRARIES = ("torch", "snugfit")
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def describe(module: nn.Module) -> str:
     """Operators, settings, shapes and types of a module's computation, and which of its parameters are trained.
 
-    Modules with equal texts cost the same: names of layers and values of weights are left out. For custom classes the
-    source is included, because the user may change it.
+    Modules with equal texts cost the same: names of layers and values of weights are left out. For custom classes and
+    hooks a digest of the source file is included, because the user may change it, and of a custom class its settings.
     """
-    return _graph(module) if isinstance(module, fx.GraphModule) else _module(module)
+    if isinstance(module, fx.GraphModule):
+        return _graph(module)
+    shared = len(shared_names(module))
+    return f"{_module(module)}{f' shares {shared}' if shared else ''}"
 
 
 def _graph(module: fx.GraphModule) -> str:
@@ -48,7 +59,12 @@ def _target(module: fx.GraphModule, node: fx.Node) -> str:
 
 def _module(module: nn.Module) -> str:
     kind = type(module)
-    parts = [f"{kind.__module__}.{kind.__qualname__}({module.extra_repr()}) {_source(kind)}"]
+    own = kind.__module__.partition(".")[0] in _LIBRARIES
+    settings = "" if own else repr({name: value for name, value in vars(module).items() if _is_setting(name, value)})
+    parts = [f"{kind.__module__}.{kind.__qualname__}({module.extra_repr()}) {_source(kind)} {settings}"]
+    hooks = (hook for name in _HOOKS for hook in getattr(module, name).values())
+    callers = (hook if inspect.isroutine(hook) else type(hook) for hook in hooks)
+    parts += [f"hook {caller.__qualname__} {_source(caller)}" for caller in callers]
     parts += map(_tensor, [*module.parameters(recurse=False), *module.buffers(recurse=False)])
     parts += [f"({name}) {describe(child)}" for name, child in module.named_children()]
     return "[" + ", ".join(parts) + "]"
@@ -60,26 +76,42 @@ def _tensor(value: Any) -> str:
     return f"{tuple(value.shape)} {value.dtype}{' trains' if value.requires_grad else ''}"
 
 
-def _source(kind: type) -> str:
-    if kind.__module__.partition(".")[0] in ("torch", "snugfit"):
+def _is_setting(name: str, value: Any) -> bool:
+    """Whether an attribute of a module is a plain value that its forward pass may depend on."""
+    plain = value is None or isinstance(value, (bool, int, float, str, tuple, list))
+    return plain and name != "training" and not name.startswith("_")
+
+
+def _source(what: Any) -> str:
+    """Digest of the file that defines a class or function outside of the libraries."""
+    if str(getattr(what, "__module__", "")).partition(".")[0] in _LIBRARIES:
         return ""
     try:
-        return inspect.getsource(kind)
+        return _digest(str(inspect.getsourcefile(what)))
     except (OSError, TypeError):  # typed in by hand
         return ""
 
 
+@cache
+def _digest(path: str) -> str:
+    return sha256(Path(path).read_bytes()).hexdigest()
+
+
 def unit_stats(chain: Chain) -> tuple[UnitStats, ...]:
-    """Parameters, multiply-accumulates and bytes of every unit of a chain on the meta device, the head last."""
+    """Parameters, multiply-accumulates and bytes of every unit of a chain on the meta device, the head last.
+
+    What only a pass on the meta device would tell is 0 or incomplete for a whole network that cannot run there.
+    """
     return tuple(_stats(unit) for unit in chain.all_units)
 
 
 def _stats(unit: Unit) -> UnitStats:
     inputs = torch.empty((2, *unit.input_shape), device="meta")
-    held = [*unit.module.parameters(), *unit.module.buffers()]
-    unit.module.train()
+    module = copy.deepcopy(unit.module) if unit.whole else unit.module  # a pass may change what is no tensor
+    held = [*module.parameters(), *module.buffers()]
+    module.train()
     with FlopCounterMode(display=False) as counter:
-        saved = saved_bytes(lambda: unit.module(inputs), held)
+        saved = on_meta_or(lambda: saved_bytes(lambda: module(inputs), held), 0, whole=unit.whole)
     return UnitStats(
         name=unit.name,
         parameters=unit.parameters,
@@ -88,6 +120,6 @@ def _stats(unit: Unit) -> UnitStats:
         output_shape=tuple(unit.output_shape),
         output_bytes=4 * math.prod(unit.output_shape),
         saved_bytes=saved // 2,
-        tracks=bool(tracking_norms(unit.module)),
+        tracks=bool(tracking_norms(module)),
         trained=sum(parameter.numel() for parameter in unit.module.parameters() if parameter.requires_grad),
     )

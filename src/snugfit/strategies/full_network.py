@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from snugfit._chain import Chain, Unit, load_into, release
+from snugfit._chain import Chain, Unit, distinct_state, load_into, on_meta_or, release
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.parts import largest_parts
@@ -112,11 +112,16 @@ def network_probe(
         trainer = make("meta")
         trainer.train_mode()
         require_images(batch, limit, trainer.module)
-        peak = tensor_peak_bytes(lambda: step(trainer, batch, "meta"), trainer.modules, repeats=2)
         weights = sum(unit.weight_bytes for unit in chain.all_units)  # stored weights may be smaller than loaded ones
-        return max(peak, weights)
+        least = weights + int(4 * trained * workload.optimizer.state_per_parameter)
+
+        def count() -> int:
+            return max(tensor_peak_bytes(lambda: step(trainer, batch, "meta"), trainer.modules, repeats=2), weights)
+
+        return on_meta_or(count, least, whole=bool(chain.undivided))
 
     limit = workload.effective_batch
+    trained = sum(each.numel() for unit in chain.all_units for each in unit.module.parameters() if each.requires_grad)
     return Probe(
         line_name(name, hold=hold),
         build,
@@ -210,7 +215,8 @@ def fit_network(
     chain = in_weight_dtype(chain, run.workload)
 
     def load(parts: int) -> NetworkTrainer:
-        return make_trainer(chain, load_network(chain, run), run.workload, parts)
+        own = copy.deepcopy(chain) if chain.undivided else chain  # a forward pass may change what is no tensor
+        return make_trainer(own, load_network(own, run), run.workload, parts)
 
     accumulates = whole or strategy.holds_gradients or _may_accumulate(run, run.predicted.phases[0].batch_size)
     trained = train_network(load, data, run, micro_batches=strategy.micro_batches, accumulates=accumulates, whole=whole)
@@ -316,9 +322,10 @@ def _stored_weights(unit: Unit, index: int, run: Run) -> dict[str, Tensor]:
 
 
 def _float_state(module: nn.Module) -> dict[str, Tensor | Deferred]:
-    """The state dict, in its shapes; weights in bfloat16 are converted to float32 when they are written."""
-    state: dict[str, Tensor | Deferred] = {**module.state_dict()}
-    for name, tensor in module.state_dict().items():
+    """The state dict, in its shapes, each tensor once; weights in bfloat16 are converted when they are written."""
+    tensors = distinct_state(module)
+    state: dict[str, Tensor | Deferred] = {**tensors}
+    for name, tensor in tensors.items():
         if tensor.dtype == torch.bfloat16:
             state[name] = Deferred(torch.empty_like(tensor, dtype=torch.float32, device="meta"), tensor.float)
     return state
@@ -344,8 +351,8 @@ class FullNetwork(MicroBatching, ABC):
         """What makes the trainer of a chain with these units."""
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
-        """Reasons why it cannot serve this model: none."""
-        return []
+        """Reasons why it cannot serve this model: it has no units."""
+        return chain.reasons_against_units() if chain.undivided else []
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """The whole network's step, with gradients applied at once and with gradients held."""

@@ -17,7 +17,7 @@ from snugfit._storage.activation_cache import RowFormat
 from snugfit._training.statistics import images_for
 from snugfit._training.strategy import Trainable
 from snugfit._training.task import Classification, Task
-from snugfit._upstream import to_channels_last
+from snugfit._upstream import kept_shared, to_channels_last
 from snugfit.memory.tensors import tensor_peak_bytes
 
 SAFETY = 0.025
@@ -159,7 +159,9 @@ def place_synthetic_weights(module: nn.Module, device: str) -> None:
     if device == "meta":
         to_channels_last(module)
     else:
-        fill_synthetic_weights(module.to_empty(device=device))
+        with kept_shared(module):
+            module.to_empty(device=device)
+        fill_synthetic_weights(module)
 
 
 def fill_synthetic_weights(module: nn.Module) -> None:

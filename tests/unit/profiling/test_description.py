@@ -1,5 +1,8 @@
 """Descriptions are equal for modules that take the same, and for no others."""
 
+import hashlib
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -60,6 +63,21 @@ def test_functions_between_layers_and_their_numbers_matter():
     assert traced(2) == traced(2) != traced(3)
 
 
-def test_the_source_of_a_users_class_matters():
-    assert "self.conv(images) * self.factor" in describe(Scaled(2))
-    assert "forward" not in describe(nn.Conv2d(**BASE))
+def test_the_file_of_a_users_class_and_its_settings_matter():
+    digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    assert digest in describe(Scaled(2))
+    assert digest not in describe(nn.Conv2d(**BASE))
+    assert describe(Scaled(2)) != describe(Scaled(3))
+
+
+def test_hooks_matter():
+    made = Scaled(2)
+    made.conv.register_forward_hook(lambda layer, given, output: output * 2)
+    assert "hook test_hooks_matter.<locals>.<lambda>" in describe(made)
+
+
+def test_shared_weights_matter():
+    apart = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    shared = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    shared[1].weight = shared[0].weight
+    assert describe(apart) != describe(shared)

@@ -72,8 +72,12 @@ class Backprop(FullNetwork):
         return by_own_loss(lambda chain: chain.forward)
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
-        """Reasons why batch norms cannot work as asked."""
-        return _whole_batch().reasons_against(workload, chain) if self._normalises_whole_batches(chain) else []
+        """Reasons why batch norms cannot work as asked, or weights cannot be rounded."""
+        reasons = _whole_batch().reasons_against(workload, chain) if self._normalises_whole_batches(chain) else []
+        if chain.undivided and workload.weight_dtype != "float32":
+            flag = f"--weight-dtype {workload.weight_dtype}"
+            reasons.append(f"{flag} rounds weights that layers alone read, which is unknown: {chain.undivided}")
+        return reasons
 
     def prepared(self, workload: Workload, chain: Chain) -> Backprop:
         """With ``whole_batch`` and its storage, if batch norms are to normalise by all images of a step."""

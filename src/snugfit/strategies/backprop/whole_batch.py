@@ -41,7 +41,9 @@ FLAG = "--batch-norm exact"
 
 def reasons_against(workload: Workload, chain: Chain) -> list[str]:
     """Why batch norms cannot normalise by the whole batch of several micro-batches."""
-    reasons = [f"{FLAG}: {reason}" for reason in chain.bypassed_hooks()]
+    reasons = [f"{FLAG}: {reason}" for reason in chain.reasons_against_units()]
+    if chain.undivided:
+        return reasons
     if workload.optimizer.averages:
         reasons.append(f"{FLAG} cannot average weights; use --optimizer sgd or adamw")
     if workload.compresses or workload.weight_dtype != "float32":

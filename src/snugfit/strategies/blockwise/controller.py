@@ -201,7 +201,7 @@ class Controller:
         for index, local in zip(block.units, trainer.units, strict=True):
             numbers = self.layout.units(index)
             for number in numbers:
-                self.run.weights.save(number, chain.units[number].module.state_dict())
+                self.run.weights.save(number, chain.units[number])
             if isinstance(local.loss, HeadLoss):
                 self.run.weights.save(len(chain.units), local.loss.head.state_dict())
             if (own := loss_without_head(local.loss)) is not None:

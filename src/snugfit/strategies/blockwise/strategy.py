@@ -99,9 +99,7 @@ class Blockwise(BlockwiseSettings):
         """Reasons why the model is unsupported: local losses require feature maps or vectors, not tokens."""
         if reasons := needs_classes(workload):
             return reasons
-        if not chain.units:
-            return ["the chain has no unit besides its head"]
-        if reasons := chain.bypassed_hooks():
+        if reasons := chain.reasons_against_units():
             return reasons
         strange = next((unit for unit in chain.units if len(unit.output_shape) not in (1, 3)), None)
         if strange is None:

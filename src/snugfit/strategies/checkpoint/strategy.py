@@ -53,7 +53,7 @@ class Checkpoint(MicroBatching):
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why it cannot train this model: a recomputed layer must compute the same twice."""
-        reasons = chain.bypassed_hooks(recomputed=True)
+        reasons = chain.reasons_against_units(recomputed=True)
         if workload.activations == "paged" and hardware.device != "cpu":
             reasons.append("--activations paged keeps activations in a file, which requires --device cpu")
         return reasons

@@ -34,7 +34,9 @@ class Elastic(ElasticSettings):
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why the model or optimizer is unsupported: weight averaging, or no tensor to select."""
-        reasons = needs_classes(workload) + chain.bypassed_hooks()
+        if chain.undivided:
+            return chain.reasons_against_units()
+        reasons = needs_classes(workload) + chain.reasons_against_units()
         if workload.optimizer.averages:
             reasons.append(
                 "schedulefree averages weights over all steps, but the selection of tensors changes; use sgd or adamw"

@@ -179,7 +179,7 @@ class Feedback(FeedbackOptions, FullNetwork):
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why the model is unsupported: PEPITA requires single layers and exact differences."""
-        reasons = needs_classes(workload) + chain.bypassed_hooks()
+        reasons = needs_classes(workload) + chain.reasons_against_units()
         if workload.label_smoothing:
             reasons.append("its rules project the error of unsmoothed targets; leave out --label-smoothing")
         if reasons or self.feedback_rule != "pepita":

@@ -82,7 +82,7 @@ class Sidenet(SidenetSettings):
         Raises:
             ModelError: a side network cannot be attached, or the network cannot be pruned by --prune.
         """
-        if reasons := needs_classes(workload) + chain.bypassed_hooks():
+        if reasons := needs_classes(workload) + chain.reasons_against_units():
             return reasons
         if workload.optimizer.averages:
             reasons.append(

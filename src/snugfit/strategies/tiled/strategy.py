@@ -54,7 +54,9 @@ class Tiled(TiledSettings):
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why it cannot train this model."""
-        reasons = chain.bypassed_hooks()
+        if chain.undivided:
+            return chain.reasons_against_units()
+        reasons = chain.reasons_against_units()
         if workload.optimizer.averages:
             reasons.append("averaged weights would need whole feature maps; use --optimizer sgd or adamw")
         if self.processes > 1 and workload.precision != "float32":

@@ -1,0 +1,115 @@
+"""Networks that cannot be divided are planned, bounded and trained as a whole, as in the loop that anyone would write."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity_helpers import assert_same, train_plainly
+from safetensors.torch import load_file, load_model
+from torch import nn
+from whole_nets import REASONS, OnData, Tied, Unused
+
+import snugfit
+from snugfit._core.registry import strategies
+from snugfit._training.events import Notice, StepDone
+from snugfit._training.stopping import StopFlag
+from snugfit.errors import InfeasibleBudgetError, InterruptedRunError
+
+OPTIONS: dict[str, Any] = {"epochs": 1, "max_train": 64, "max_val": 20, "image_size": 16, "batch_size": 32, "seed": 3}
+SETTINGS: dict[str, Any] = {**OPTIONS, "schedule": "constant", "memory": "60MB"}
+
+
+def made_by(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return make()
+
+
+@pytest.mark.parametrize("make", REASONS)
+def test_a_run_equals_the_plain_loop_within_its_budget(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    network, events = made_by(make).double(), list[object]()
+    plain = train_plainly(copy.deepcopy(network).train(), OPTIONS, epochs=1)
+    planned = snugfit.plan(network, "digits", subscribers=(events.append,), strategy="backprop", **SETTINGS)
+    record = planned.run((events.append,), out=tmp_path / "run")
+    words = "the network is trained as a whole, since it cannot be divided into units: "
+    (notice,) = [each.message for each in events if isinstance(each, Notice)]
+    assert notice.startswith(words + REASONS[make])
+    peaks = record.measured["peak_bytes"], record.predicted["peak_bytes"], record.budget["memory_bytes"]
+    assert 0 < peaks[0] <= peaks[1] <= peaks[2] == 60_000_000
+    stored = load_file(tmp_path / "run" / "model.safetensors")
+    assert_same({name: plain[name] for name in stored}, stored, tolerance=1e-10)
+    fresh = made_by(make).double()
+    load_model(fresh, str(tmp_path / "run" / "model.safetensors"))  # knows shared weights, and refuses missing ones
+    images = torch.rand(4, 1, 16, 16)
+    assert torch.equal(record.model(images), fresh.eval()(images))
+    assert snugfit.evaluate(tmp_path / "run", model=fresh)["accuracy"] == record.accuracy["test"]
+
+
+def test_every_strategy_that_needs_units_says_so_in_the_plan() -> None:
+    for name in set(strategies()) - {"backprop"}:
+        planned = snugfit.plan(made_by(Tied), "digits", strategy=name, **SETTINGS, **NEEDED.get(name, {}))
+        (candidate,) = planned.plan.candidates
+        assert candidate.reasons[0].startswith("needs units, and Tied cannot be divided: tied weights: conv.weight")
+        with pytest.raises(InfeasibleBudgetError, match=rf"no strategy can serve python: {name}: needs units"):
+            planned.run(())
+    planned = snugfit.plan(made_by(Tied), "digits", **SETTINGS)
+    assert planned.plan.choice is not None
+    assert (planned.plan.choice.strategy, planned.plan.choice.exact) == ("backprop", True)
+    assert "needs units, and Tied cannot be divided" in " ".join(str(planned).split())
+
+
+NEEDED: dict[str, dict[str, Any]] = {"elastic": {"time_ratio": 0.5}}
+
+
+@pytest.mark.parametrize("make", [OnData, Tied, Unused])
+@pytest.mark.parametrize("optimizer", ["sgd", "schedulefree"])
+def test_a_resumed_run_ends_with_the_same_bits(make: Callable[[], nn.Module], optimizer: str, tmp_path: Path) -> None:
+    settings = {**OPTIONS, "strategy": "backprop", "memory": "60MB", "optimizer": optimizer}
+    snugfit.plan(made_by(make), "digits", **settings).run((), out=tmp_path / "straight")
+    stop = StopFlag()
+
+    def after_one_step(event: object) -> None:
+        if isinstance(event, StepDone):
+            stop.request()
+
+    with pytest.raises(InterruptedRunError):
+        snugfit.plan(made_by(make), "digits", **settings).run((after_one_step,), out=tmp_path / "run", stop=stop)
+    snugfit.resume(tmp_path / "run", subscribers=(), model=made_by(make))
+    straight, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("straight", "run"))
+    assert_same(straight, resumed)
+
+
+@pytest.mark.parametrize("make", REASONS)
+def test_an_impossible_budget_names_a_larger_one(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(InfeasibleBudgetError, match="python on digits does not fit a budget of 1.0 MB") as caught:
+        snugfit.plan(made_by(make), "digits", strategy="backprop", **{**SETTINGS, "memory": "1MB"}).run(())
+    smallest = caught.value.smallest_bytes
+    assert 1_000_000 < smallest < 60_000_000
+
+
+def test_shared_weights_are_stored_once_and_loaded_shared(tmp_path: Path) -> None:
+    record = snugfit.plan(made_by(Tied), "digits", strategy="backprop", **SETTINGS).run((), out=tmp_path / "run")
+    for path in (tmp_path / "run" / "model.safetensors", *(tmp_path / "run" / "weights").glob("*.safetensors")):
+        assert {"conv.weight", "again.weight"} & load_file(path).keys() == {"conv.weight"}
+    assert record.parameters["full"] == sum(each.numel() for each in made_by(Tied).parameters())
+    loaded = record.model
+    assert loaded.again.weight is loaded.conv.weight
+
+
+def test_planning_changes_neither_weights_nor_anything_else_of_the_module() -> None:
+    class Counts(OnData):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    network = made_by(Counts)
+    before = copy.deepcopy(network.state_dict())
+    snugfit.plan(network, "digits", strategy="backprop", **SETTINGS)
+    assert network.calls == 0
+    assert_same(before, dict(network.state_dict()))
