@@ -256,3 +256,12 @@ def test_a_quiet_run_shows_notices_alone(capsys):
         show(Notice("the batch is [16]"))
         show(StepDone("network", 0, 1, 2, loss=0.5, accuracy=None, lr=0.1, seconds=1.0, current_bytes=1, peak_bytes=2))
     assert capsys.readouterr().err == "note  the batch is [16]\n"
+
+
+@pytest.mark.parametrize(("noted", "shown"), [(False, 2), (True, 1)])
+def test_what_a_first_process_noted_while_planning_is_not_shown_again(noted, shown):
+    events, step = [], StepDone("network", 0, 1, 2, 0.5, None, 0.1, 1.0, 1, 2)
+    for subscriber in worker._planning({"noted": noted}, (events.append,)):
+        subscriber(Notice("trained as a whole"))
+        subscriber(step)
+    assert len(events) == shown and events[-1] is step

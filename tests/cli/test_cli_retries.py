@@ -324,7 +324,7 @@ def test_a_way_that_fits_when_planned_and_not_when_trained_is_refused(monkeypatc
     """A process that planned it had a little more memory than the one that would train it."""
     command, refused = import_module("snugfit._cli.train"), refusal([alone("backprop")], backprop=60 * MB)
     monkeypatch.setattr(command, "run_job", lambda job: refused)
-    monkeypatch.setattr(command, "planned", lambda request, output: fitting("backprop"))
+    monkeypatch.setattr(command, "planned", lambda request, output, noted: fitting("backprop"))
     with pytest.raises(FailedError, match="as guessed") as raised:
         command._started(REQUEST, SHOW_ALL)
     assert raised.value.exit_code == 3
@@ -363,7 +363,7 @@ def test_what_is_planned_again_in_vain_is_trained_as_it_was_planned(monkeypatch)
 
     command = import_module("snugfit._cli.train")
     monkeypatch.setattr(command, "run_job", run_job)
-    monkeypatch.setattr(command, "planned", lambda request, output: refusal(backprop=60 * MB))
+    monkeypatch.setattr(command, "planned", lambda request, output, noted: refusal(backprop=60 * MB))
     assert command._started(REQUEST, SHOW_ALL) == {"strategy": "blockwise"}
     assert jobs == [("auto", False), ("auto", True)]
 

@@ -1,4 +1,4 @@
-"""Networks that cannot be divided are planned, bounded and trained as a whole, as in the loop that anyone would write."""
+"""Networks that cannot be divided are planned, bounded and trained as a whole, as in a loop that anyone would write."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_resumed_run_ends_with_the_same_bits(make: Callable[[], nn.Module], op
 
 @pytest.mark.parametrize("make", REASONS)
 def test_an_impossible_budget_names_a_larger_one(make: Callable[[], nn.Module]) -> None:
-    with pytest.raises(InfeasibleBudgetError, match="python on digits does not fit a budget of 1.0 MB") as caught:
+    with pytest.raises(InfeasibleBudgetError, match=r"python on digits does not fit a budget of 1\.0 MB") as caught:
         snugfit.plan(made_by(make), "digits", strategy="backprop", **{**SETTINGS, "memory": "1MB"}).run(())
     smallest = caught.value.smallest_bytes
     assert 1_000_000 < smallest < 60_000_000

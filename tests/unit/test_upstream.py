@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit._upstream import GROUP_NORM_MENDED
+from snugfit._upstream import GROUP_NORM_MENDED, kept_shared, shared_names
 from snugfit.memory import tensor_peak_bytes
 
 PACKAGES = ("_chain", "lean", "local", "memory", "profiling", "selection", "surgery", "tiling")
@@ -102,3 +102,23 @@ def test_the_gradient_that_is_dropped_counts_while_it_is_there():
     affine, statistics = 4 * 2 * 8, 4 * 2 * 4 * 2
     assert peak("cpu") == (4 if torch.__version__ < GROUP_NORM_MENDED else 3) * 4608 + affine + statistics
     assert peak("meta") >= peak("cpu")  # there torch copies to contiguous maps besides
+
+
+@pytest.mark.parametrize("change", [
+    lambda made: made.to_empty(device="meta"),
+    lambda made: made.to("meta"),
+    lambda made: made.load_state_dict({name: each.clone() for name, each in made.state_dict().items()}, assign=True),
+])  # fmt: skip
+def test_shared_weights_come_apart_and_are_kept_shared(change):
+    def tied():
+        made = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
+        made[2].weight = made[0].weight
+        return made
+
+    alone, kept = tied(), tied()
+    change(alone)
+    assert alone[2].weight is not alone[0].weight  # otherwise torch keeps them shared, and kept_shared can go
+    with kept_shared(kept):
+        change(kept)
+    assert kept[2].weight is kept[0].weight and kept[2].bias is not kept[0].bias
+    assert shared_names(kept) == {"2.weight": "0.weight"} and not shared_names(alone)

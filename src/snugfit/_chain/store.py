@@ -93,13 +93,7 @@ def load_state(module: nn.Module, state: Mapping[str, torch.Tensor], *, assign: 
 
 def stored_tensors(unit: Unit) -> dict[str, torch.Tensor]:
     """The tensors of a unit's file, of any shapes: its state dict, each once, and buffers that are not in it."""
-    return {**distinct_state(unit.module), **_other_buffers(unit)}
-
-
-def _other_buffers(unit: Unit) -> dict[str, torch.Tensor]:
-    """Buffers, of any shapes, that the state dict leaves out (``persistent=False``)."""
-    stored = unit.module.state_dict().keys()
-    return {name: buffer for name, buffer in unit.module.named_buffers() if name not in stored}
+    return {**distinct_state(unit.module), **unit.other_buffers}
 
 
 def load_into(unit: Unit, state: Mapping[str, torch.Tensor]) -> None:
@@ -110,7 +104,7 @@ def load_into(unit: Unit, state: Mapping[str, torch.Tensor]) -> None:
     Raises:
         CheckpointError: names or shapes are not the unit's.
     """
-    own, others = distinct_state(unit.module), _other_buffers(unit)
+    own, others = distinct_state(unit.module), unit.other_buffers
     weights = {name: tensor for name, tensor in state.items() if name not in others}
     _check_matches(unit.name, own, weights)
     assign = any(tensor.is_meta for tensor in own.values())

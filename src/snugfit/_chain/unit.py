@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -53,6 +55,20 @@ class Unit:
     map_shape: tuple[int, ...] = ()
     owners: dict[str, nn.Module] = field(default_factory=dict)
     whole: bool = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Unit:
+        """A copy whose state dict lists the same names; a copied graph would list all buffers."""
+        made = Unit(**{each.name: copy.deepcopy(getattr(self, each.name), memo) for each in fields(self)})
+        for name in self.other_buffers:
+            owner, _, last = name.rpartition(".")
+            made.module.get_submodule(owner)._non_persistent_buffers_set.add(last)
+        return made
+
+    @property
+    def other_buffers(self) -> dict[str, torch.Tensor]:
+        """Buffers, of any shapes, that the state dict leaves out (``persistent=False``), by name."""
+        stored = self.module.state_dict().keys()
+        return {name: buffer for name, buffer in self.module.named_buffers() if name not in stored}
 
     @property
     def parameters(self) -> int:

@@ -78,10 +78,20 @@ def _with_memory_now(cached: Plan) -> Plan:
 
 def _planned(request: Request, steps: int, output: OutputOptions) -> dict[str, Any]:
     plan_once = partial(planned, output=output, steps=steps)
-    return plan_again(request, plan_once(request), plan_once)
+    return plan_again(request, plan_once(request), partial(plan_once, noted=True))
 
 
-def planned(request: Request, output: OutputOptions, steps: int = 0, *, smallest: bool = False) -> dict[str, Any]:
-    """A plan from a fresh process: with trials of so many steps, or with the smallest budget by its measurements."""
-    asked = {"request": request.to_json(), "compare_steps": 0 if smallest else steps, "smallest": smallest}
+def planned(
+    request: Request, output: OutputOptions, steps: int = 0, *, smallest: bool = False, noted: bool = False
+) -> dict[str, Any]:
+    """A plan from a fresh process: with trials of so many steps, or with the smallest budget by its measurements.
+
+    With ``noted`` an earlier process has shown the notices of planning.
+    """
+    asked = {
+        "request": request.to_json(),
+        "compare_steps": 0 if smallest else steps,
+        "smallest": smallest,
+        "noted": noted,
+    }
     return run_job(make_job("plan", output, request.machine.threads, **asked))

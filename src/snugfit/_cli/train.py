@@ -66,12 +66,12 @@ def _started(request: Request, output: OutputOptions) -> dict[str, Any]:
     """The record of a new run; if nothing fits, or nothing exact, strategies are planned in processes of their own."""
 
     def ask(each: Request, *, settled: bool) -> dict[str, Any]:
-        job = make_job("train", output, each.machine.threads, request=each.to_json(), resume=None, settled=settled)
-        return run_job(job)
+        asked: dict[str, Any] = {"request": each.to_json(), "resume": None, "settled": settled, "noted": settled}
+        return run_job(make_job("train", output, each.machine.threads, **asked))
 
     found = ask(request, settled=False)
     if "retries" in found:
-        found = plan_again(request, found, partial(planned, output=output))
+        found = plan_again(request, found, partial(planned, output=output, noted=True))
         if not found["infeasible"]:
             found = ask(Request.from_json(found["request"]) if "request" in found else request, settled=True)
     if found.get("infeasible"):

@@ -95,8 +95,19 @@ def _show_notice(event: Event) -> None:
         note(f"note  {event.message}")
 
 
+def _planning(job: dict[str, Any], subscribers: Subscribers) -> Subscribers:
+    """The subscribers of planning; they get no notices if a first process has shown them."""
+
+    def unnoted(event: Event) -> None:
+        if not isinstance(event, Notice):
+            for subscriber in subscribers:
+                subscriber(event)
+
+    return (unnoted,) if job.get("noted") else subscribers
+
+
 def _plan(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
-    planned = api.plan_request(Request.from_json(job["request"]), subscribers=subscribers)
+    planned = api.plan_request(Request.from_json(job["request"]), subscribers=_planning(job, subscribers))
     if planned.plan.choice is None:
         return {**_refused(planned), "comparison": []}
     from snugfit._engine.retries import retry_requests, smallest_fitting
@@ -139,7 +150,7 @@ def _train(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) 
         return api.resume(job["resume"], subscribers=subscribers).to_json()
     from snugfit._engine.retries import retry_requests
 
-    plan = api.plan_request(Request.from_json(job["request"]), subscribers=subscribers)
+    plan = api.plan_request(Request.from_json(job["request"]), subscribers=_planning(job, subscribers))
     if "WORLD_SIZE" not in os.environ:
         if plan.plan.choice is None:
             return _refused(plan)
