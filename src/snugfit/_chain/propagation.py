@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import warnings
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
@@ -46,14 +47,23 @@ def needs_values(error: Exception) -> bool:
 def run_for_real(module: nn.Module, input_shape: tuple[int, ...], training: bool) -> Any:
     """Run a module on random images (B, *input_shape), without changing its tensors.
 
-    Buffers are copied. Tensors on the meta device get memory on the processor, and small random values.
+    Buffers are copied. Tensors on the meta device get memory on the processor, and small random values. oneDNN is left
+    out, because it generates kernels, which a memory limit must allow for.
     """
     stand_ins = {f"module.{name}": _real(tensor) for name, tensor in module.named_parameters()}
     stand_ins |= {f"module.{name}": _real(tensor).clone() for name, tensor in module.named_buffers()}
     device = next(iter(stand_ins.values())).device
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), in_mode(module, training):
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), in_mode(module, training), _without_onednn():
         images = torch.randn((BATCH, *input_shape), dtype=_dtype(module), device=device)
         return functional_call(_Call(module, module), stand_ins, (images,))
+
+
+@contextlib.contextmanager
+def _without_onednn() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the precision, which the flags set to what it is
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from snugfit._core.workload import TaskName
 from snugfit._storage.files import write_json_atomic
 from snugfit._storage.manifest import Manifest, check_files
 from snugfit._storage.run_folder import read_data, read_record
-from snugfit._storage.tensor_file import MODEL_FILE, read_tensors
+from snugfit._storage.tensor_file import MODEL_FILE, map_tensors, read_tensors
 from snugfit._training.network import mismatch_errors
 from snugfit._upstream import set_tensor
 from snugfit.errors import CheckpointError, ModelError
@@ -152,21 +152,18 @@ def load(folder: Path, model: ModuleOrFactory | None = None) -> nn.Module:
         ) from error
     with mismatch_errors(str(folder / MODEL_FILE), "Restore it from a copy, or train again."):
         load_state(module, state, assign=True)
-    _fill_buffers(module, architecture, model)
+    _fill_buffers(folder, module)
     return module.eval()
 
 
-def _fill_buffers(module: nn.Module, architecture: Architecture, model: ModuleOrFactory | None) -> None:
-    """Give buffers that no state dict holds (``persistent=False``) the values that the network's constructor gives."""
-    empty = [name for name, buffer in module.named_buffers() if buffer.is_meta]
-    if not empty:
-        return
-    classes, shape = len(architecture.class_names), architecture.input_shape
-    made = models.build(architecture.model, classes, shape[-1], shape[0]) if model is None else module_of(model)
-    known = dict(made.named_buffers())
-    for name in empty:
-        if name in known:
-            set_tensor(module, name, known[name].clone())
+def _fill_buffers(folder: Path, module: nn.Module) -> None:
+    """Give buffers and constants that no state dict holds the values that the run's folder of weights has."""
+    empty = {name for name, buffer in module.named_buffers() if buffer.is_meta}
+    for path in sorted((folder / "weights").glob("*.safetensors")) if empty else ():
+        check_files(folder, f"weights/{path.name}")
+        stored = map_tensors(path)
+        for name in empty & stored.keys():
+            set_tensor(module, name, stored[name].clone())
 
 
 def on_meta(chain: Chain) -> Chain:

@@ -45,8 +45,20 @@ class Divisible(nn.Module):
         return self.fc(self.second(self.first(x - self.mean).relu()).relu().mean((2, 3)))
 
 
-@pytest.mark.parametrize("make", [Centred, Divisible])
-@pytest.mark.parametrize("by_name", [False, True])
+class Constants(Divisible):
+    """Reads a tensor that is no buffer, and makes one."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__(classes)
+        self.factor = torch.full((1, 1, 1), 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * self.factor + torch.tensor([[[0.25]]]))
+
+
+@pytest.mark.parametrize(
+    ("make", "by_name"), [(Centred, False), (Centred, True), (Divisible, False), (Divisible, True), (Constants, False)]
+)
 def test_buffers_outside_of_the_state_dict(make: type[nn.Module], by_name: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model: Any = f"{make.__module__}:{make.__name__}" if by_name else make()

@@ -203,7 +203,7 @@ class Controller:
             for number in numbers:
                 self.run.weights.save(number, chain.units[number])
             if isinstance(local.loss, HeadLoss):
-                self.run.weights.save(len(chain.units), local.loss.head.state_dict())
+                self.run.weights.save(len(chain.units), {**local.loss.head.state_dict(), **chain.head.other_buffers})
             if (own := loss_without_head(local.loss)) is not None:
                 self.run.exits.save(numbers[-1], own.state_dict())
 
