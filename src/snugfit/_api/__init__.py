@@ -39,12 +39,16 @@ from snugfit._training.events import TensorsSelected as TensorsSelected
 from snugfit._training.stopping import StopFlag as StopFlag
 
 if TYPE_CHECKING:
+    from snugfit._api.estimates import Estimate as Estimate
+    from snugfit._api.estimates import estimate as estimate
     from snugfit._data.boxed import load_boxed as load_boxed
     from snugfit._data.user import from_dataset as from_dataset
     from snugfit._report.console import ConsoleProgress as ConsoleProgress
 
 LATE = {
     "ConsoleProgress": "snugfit._report.console",
+    "Estimate": "snugfit._api.estimates",
+    "estimate": "snugfit._api.estimates",
     "from_dataset": "snugfit._data.user",
     "load_boxed": "snugfit._data.boxed",
 }

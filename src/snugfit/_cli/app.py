@@ -30,6 +30,7 @@ COMMANDS = {
     "evaluate": f"{_FINISHED}:evaluate",
     "predict": f"{_FINISHED}:predict",
     "profile": "snugfit._cli.profile:profile",
+    "estimate": "snugfit._cli.estimate:estimate",
     "report": f"{_FINISHED}:report",
     "export": f"{_FINISHED}:export",
     "verify": f"{_FINISHED}:verify",
@@ -42,6 +43,10 @@ Train CNNs inside a memory budget that is predicted, enforced and verified.
 What fits into 100 MB on this machine, and what does it cost?
 
     snugfit plan --model vgg16 --data digits --memory 100MB
+
+How much memory does a training step need, and why?
+
+    snugfit estimate --model resnet18 --input-shape 3x224x224 --classes 100
 
 Train with the best strategy that fits, and never use more:
 

@@ -181,6 +181,10 @@ def _profile(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send
     return api.profile_request(Request.from_json(job["request"]), subscribers=subscribers, **job["tables"])
 
 
+def _estimate(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
+    return api.estimate(**job["arguments"]).to_json()
+
+
 def _predict(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
     count = 0
     for path, name, *numbers in api.predict(**job["arguments"]):
@@ -199,6 +203,7 @@ COMMANDS: dict[str, Callable[[Any, dict[str, Any], Subscribers, Send], Any]] = {
     "plan": _plan,
     "train": _train,
     "profile": _profile,
+    "estimate": _estimate,
     "evaluate": _call,
     "predict": _predict,
     "export": _call,

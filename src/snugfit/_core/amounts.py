@@ -61,3 +61,34 @@ def parse_seconds(text: str | float) -> float:
     if not 0 < value < math.inf:
         raise UsageError(f"a duration must be positive, not {text}.")
     return value
+
+
+MOST_CHANNELS, MOST_PIXELS = 1024, 2**16
+"""Largest image."""
+
+
+def parse_shape(text: str) -> tuple[int, int, int]:
+    """Turn ``"3x224x224"`` into channels, height and width.
+
+    >>> parse_shape("3x224x224")
+    (3, 224, 224)
+
+    Raises:
+        ValueError: the text has another form, or a number is 0 or too large.
+    """
+    channels, height, width = (int(part) for part in text.lower().split("x"))
+    if not (1 <= channels <= MOST_CHANNELS and 1 <= height <= MOST_PIXELS and 1 <= width <= MOST_PIXELS):
+        raise ValueError(text)
+    return channels, height, width
+
+
+def parse_batches(text: str) -> tuple[int, ...]:
+    """Turn ``"32,64"`` into numbers of images.
+
+    Raises:
+        ValueError: a part is no number from 1 to a million.
+    """
+    sizes = tuple(int(part) for part in text.split(","))
+    if not all(1 <= size <= 10**6 for size in sizes):
+        raise ValueError(text)
+    return sizes

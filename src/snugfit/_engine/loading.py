@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from snugfit import _models as models
 from snugfit._chain import Chain, load_state
+from snugfit._core.amounts import MOST_CHANNELS, MOST_PIXELS
 from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.registry import config_of
 from snugfit._core.serial import to_data
@@ -27,10 +28,10 @@ from snugfit._upstream import set_tensor
 from snugfit.errors import CheckpointError, ModelError
 from snugfit.memory import is_out_of_memory
 
+T = TypeVar("T")
 ModuleOrFactory = nn.Module | Callable[[], nn.Module]
 """A module that was passed from Python, or a function that makes it."""
 _FILE = "architecture.json"
-_MOST_CHANNELS, _MOST_PIXELS = 1024, 2**16
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Architecture:
 
     def __post_init__(self) -> None:
         channels, height, width = self.input_shape
-        if not (1 <= channels <= _MOST_CHANNELS and 1 <= height <= _MOST_PIXELS and 1 <= width <= _MOST_PIXELS):
+        if not (1 <= channels <= MOST_CHANNELS and 1 <= height <= MOST_PIXELS and 1 <= width <= MOST_PIXELS):
             raise ValueError(f"'input_shape' must be channels, height and width, not {self.input_shape}")
         if not 0 <= 2 * self.border < min(height, width):
             raise ValueError(f"'border' must leave some of {height}x{width} pixels, and is {self.border}")
@@ -168,9 +169,14 @@ def _fill_buffers(folder: Path, module: nn.Module) -> None:
 
 def on_meta(chain: Chain) -> Chain:
     """A copy of a chain without weights, which shares nothing with the module it was made from."""
-    module = chain.to_module()
+    return copy_empty(chain, chain.to_module(), "meta")
+
+
+def copy_empty(value: T, module: nn.Module, device: str) -> T:
+    """A deep copy of a value whose tensors, those of ``module``, are new and empty; shared ones stay shared."""
     memo: dict[int, Any] = {}
-    for tensor in [*module.parameters(), *module.buffers()]:
-        empty = torch.empty_like(tensor, device="meta")
+    plain = (each for layer in module.modules() for each in vars(layer).values() if isinstance(each, Tensor))
+    for tensor in [*module.parameters(), *module.buffers(), *plain]:
+        empty = torch.empty_like(tensor, device=device)
         memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-    return copy.deepcopy(chain, memo)
+    return copy.deepcopy(value, memo)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +21,24 @@ from snugfit.memory import meta
 
 _left_out: dict[int, weakref.ref[Any]] = {}
 
+Kind = Literal["parameters", "buffers", "gradients", "optimizer_state", "batch", "activations", "temporaries"]
+"""What the memory of a step is for. Temporaries are everything else: gradients of feature maps, results that no
+backward pass needs, copies and counted workspace."""
+
 
 def exclude_storage(storage: torch.UntypedStorage) -> None:
     """Exclude a storage from all counts, because it is a mapped file. Call it before anything else sees the storage."""
     key = storage._cdata
     _left_out[key] = weakref.ref(storage, lambda _: _left_out.pop(key, None))
+
+
+@dataclass
+class LiveStorage:
+    """A storage that is alive, its bytes, and what it is for."""
+
+    reference: weakref.ref[Any]
+    bytes: int
+    kind: Kind = "temporaries"
 
 
 class LiveBytes(TorchDispatchMode):
@@ -34,7 +48,7 @@ class LiveBytes(TorchDispatchMode):
         """Start with existing tensors of any shape, which count."""
         super().__init__()
         self.live = self.peak = 0
-        self._seen: dict[int, weakref.ref[Any]] = {}
+        self._seen: dict[int, LiveStorage] = {}
         for tensor in there:
             self.add(tensor)
 
@@ -44,9 +58,13 @@ class LiveBytes(TorchDispatchMode):
         key, size = storage._cdata, storage.nbytes()
         if key in self._seen or key in _left_out:
             return
-        self._seen[key] = weakref.ref(storage, lambda _: self._drop(key, size))
+        self._seen[key] = LiveStorage(weakref.ref(storage, lambda _: self._drop(key, size)), size)
         self.live += size
-        self.peak = max(self.peak, self.live)
+        self.reach(self.live)
+
+    def reach(self, size: int) -> None:
+        """So many bytes are alive."""
+        self.peak = max(self.peak, size)
 
     def _drop(self, key: int, size: int) -> None:
         del self._seen[key]
@@ -54,7 +72,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = meta.run(func, args, kwargs or {})
-        self.peak = max(self.peak, self.live + hidden_bytes(func, args))
+        self.reach(self.live + hidden_bytes(func, args))
         self._add_outputs(outputs)
         return outputs
 

@@ -1,0 +1,168 @@
+"""An estimate: how much memory a training step needs, what for, and what would lower it, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from snugfit._core.amounts import parse_batches, parse_shape
+from snugfit._core.options import Checked, Count, Size, Text, Workers
+from snugfit._core.serial import from_data, to_data
+from snugfit._core.workload import OptimizerName, OptimizerSettings, OptimizerState, Precision, WeightDtype
+from snugfit._quantities import format_bytes
+from snugfit.errors import UsageError
+
+METRIC = "peak bytes of live tensors in a training step, counted on the meta device"
+PROCESS_EXTRA_BYTES = 35_000_000
+"""Upper bound on what a process takes beyond its tensors: 2 to 34 MB in all committed runs of ``backprop``
+(``benchmarks/results``), for kernels' code and workspace, data in flight and heap fragments, at any size of network."""
+
+KINDS = {
+    "parameters": "parameters",
+    "buffers": "buffers",
+    "gradients": "gradients of parameters",
+    "optimizer_state": "optimizer state",
+    "batch": "images and labels",
+    "activations": "activations kept for the backward pass",
+    "temporaries": "temporaries",
+}
+"""Kinds of memory (``memory.tensors.Kind``) in words, in the order in which they are shown. Temporaries are gradients
+of feature maps, results that no backward pass needs, copies and counted workspace."""
+
+InputShape = Annotated[str, Text("channels, height and width, like 3x224x224", parse_shape)]
+"""Shape of one image."""
+BatchSizes = Annotated[str, Text("whole numbers of images, like 32 or 32,64,128", parse_batches)]
+
+
+@dataclass(frozen=True)
+class EstimateOptions(Checked):
+    """What is estimated.
+
+    Attributes:
+        input_shape: shape of one image: channels, height and width, like 3x224x224.
+        classes: outputs of a model that is given by name; 10 by default.
+        batch_size: images of a step, one number or several with commas.
+        memory: memory budget, like 2GB: add the largest power of two of images that fits, and say what fits.
+        optimizer: sgd (with momentum), adamw or schedulefree.
+        optimizer_state: type of sgd's momentum and adamw's moments between steps: float32, bfloat16 or int8.
+        precision: float32, or bfloat16 through autocast.
+        weight_dtype: type in which trained weights of convolutions and linear layers are kept: float32 or bfloat16.
+        measure: run real steps too, with synthetic images and weights, and add their peak, measured in this process.
+        threads: compute threads of --measure; all cores by default, or OMP_NUM_THREADS.
+    """
+
+    input_shape: InputShape
+    classes: Count | None = None
+    batch_size: BatchSizes = "128"
+    memory: Size | None = None
+    optimizer: OptimizerName = "sgd"
+    optimizer_state: OptimizerState = "float32"
+    precision: Precision = "float32"
+    weight_dtype: WeightDtype = "float32"
+    measure: bool = False
+    threads: Workers | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        settings = self.settings
+        if self.weight_dtype != "float32" and settings.averages:
+            raise UsageError(
+                f"--weight-dtype {self.weight_dtype} is not supported with --optimizer schedulefree, which averages "
+                "weights; use sgd or adamw."
+            )
+
+    @property
+    def settings(self) -> OptimizerSettings:
+        """The optimizer."""
+        schedule: Any = "constant" if self.optimizer == "schedulefree" else "cosine"
+        return OptimizerSettings(self.optimizer, schedule=schedule, state=self.optimizer_state)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A change to a step, and its peak.
+
+    Attributes:
+        name: what changes.
+        peak_bytes: peak of live tensors with the change; None if it cannot be applied.
+        why: what it does, what it costs and how to get it, or why it cannot be applied.
+        fits: whether it is expected to fit the memory budget; None without one.
+    """
+
+    name: str
+    peak_bytes: int | None
+    why: str
+    fits: bool | None = None
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """A training step at one batch size: forward and backward pass of the whole batch, all gradients, then the update.
+
+    Attributes:
+        peak_bytes: peak of live tensors.
+        layer: where the peak is: a module's name, ``loss`` or ``update``.
+        during: in which pass.
+        at_peak: bytes of every kind at the peak; they sum to it.
+        whole: bytes of every kind where it is largest. The peak is below their sum where kinds do not meet: activations
+            are freed as gradients of weights come.
+        fits: whether it is expected to fit the memory budget; None without one.
+        measured_bytes: peak of the process in real steps, above what it had before; None if not measured.
+        lower: what would lower the peak.
+    """
+
+    batch_size: int
+    peak_bytes: int
+    layer: str
+    during: Literal["forward", "backward", "update"]
+    at_peak: dict[str, int]
+    whole: dict[str, int]
+    lower: tuple[Reduction, ...]
+    fits: bool | None = None
+    measured_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """How much memory training needs, by batch size.
+
+    Attributes:
+        steps: one per batch size, in the order given; then the largest power of two that fits, if a budget was given.
+        notes: why, in short lines.
+        metric: what all predicted bytes are.
+        process_extra_bytes: upper bound on what a process takes beyond that.
+        divided: whether the network can be divided into units, which recomputation and most strategies need.
+        memory_bytes: the budget; None if not given.
+        largest_batch: the largest power of two that is expected to fit; 0 if none does, None without a budget.
+    """
+
+    model: str
+    input_shape: tuple[int, ...]
+    parameters: int
+    optimizer: str
+    steps: tuple[StepEstimate, ...]
+    notes: tuple[str, ...] = ()
+    metric: str = METRIC
+    process_extra_bytes: int = PROCESS_EXTRA_BYTES
+    divided: bool = True
+    memory_bytes: int | None = None
+    largest_batch: int | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak at the first batch size."""
+        return self.steps[0].peak_bytes
+
+    def summary(self) -> str:
+        """The answer in one line."""
+        peaks = ", ".join(f"{format_bytes(each.peak_bytes)} at batch {each.batch_size}" for each in self.steps)
+        return f"{self.model}: {peaks}"
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return dict(to_data(self))
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> MemoryEstimate:
+        """Inverse of :meth:`to_json`."""
+        return from_data(cls, data)

@@ -1,0 +1,101 @@
+"""Estimates of a training step's memory, and why it needs that; see :mod:`snugfit._engine.step_counter`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from snugfit._chain.tracing import first_line
+from snugfit._core.amounts import parse_batches, parse_bytes, parse_shape
+from snugfit._core.estimate import KINDS, PROCESS_EXTRA_BYTES, EstimateOptions, MemoryEstimate, StepEstimate
+from snugfit._engine.loading import ModuleOrFactory, build_on_meta, copy_empty
+from snugfit._engine.reductions import reductions
+from snugfit._engine.step_counter import StepCounter
+from snugfit._quantities import format_bytes
+from snugfit.errors import ModelError
+from snugfit.memory.deferred_imports import defer_imports
+from snugfit.memory.process import library_import
+from snugfit.memory.step_bytes import UPDATE
+
+
+def estimate_step(model: str | ModuleOrFactory, options: EstimateOptions) -> MemoryEstimate:
+    """How much memory training needs; see :func:`snugfit.estimate`."""
+    defer_imports(library_import)
+    network = StepCounter(*_on_meta(model, options), options)
+    memory = None if options.memory is None else parse_bytes(options.memory)
+    sizes = list(parse_batches(options.batch_size))
+    largest = None
+    with network.failures():
+        if memory is not None:
+            largest = network.largest_batch(memory)
+            sizes += [largest] * (largest > 0 and largest not in sizes)
+        steps = tuple(_step(network, size, memory) for size in dict.fromkeys(sizes))
+    if options.measure:
+        steps = tuple(replace(each, measured_bytes=network.measured(each.batch_size)) for each in steps)
+    return MemoryEstimate(
+        model=network.name,
+        input_shape=network.shape,
+        parameters=sum(parameter.numel() for parameter in network.module.parameters()),
+        optimizer=options.optimizer,
+        steps=steps,
+        notes=_notes(network, steps[0]),
+        divided=network.chain is not None,
+        memory_bytes=memory,
+        largest_batch=largest,
+    )
+
+
+def _on_meta(model: str | ModuleOrFactory, options: EstimateOptions) -> tuple[nn.Module, str]:
+    """An own copy of the network without weights, and its name."""
+    if isinstance(model, str):
+        return build_on_meta(model, options.classes or 10, parse_shape(options.input_shape)), model
+    if not isinstance(model, nn.Module):
+        try:
+            with torch.device("meta"):
+                model = model()
+        except Exception as error:
+            raise ModelError(
+                f"the function that makes the model fails on the meta device ({first_line(error)}); pass the module."
+            ) from error
+    try:
+        return copy_empty(model, model, "meta"), type(model).__name__
+    except Exception as error:
+        raise ModelError(f"{type(model).__name__} cannot be copied without weights: {first_line(error)}.") from error
+
+
+def _step(network: StepCounter, batch: int, memory: int | None) -> StepEstimate:
+    counter = network.by_kind(batch)
+    at_peak: dict[Any, int] = counter.bytes_at_peak()
+    trained = sum(each.nbytes for each in network.module.parameters() if each.requires_grad)
+    whole = {**at_peak, "gradients": trained, "activations": counter.saved}
+    during: Literal["forward", "backward", "update"]
+    during = "update" if counter.peak_layer == UPDATE else "backward" if counter.peak_backward else "forward"
+    return StepEstimate(
+        batch_size=batch,
+        peak_bytes=counter.peak,
+        layer=counter.peak_layer,
+        during=during,
+        at_peak=at_peak,
+        whole=whole,
+        lower=reductions(network, batch, memory),
+        fits=None if memory is None else counter.peak + PROCESS_EXTRA_BYTES <= memory,
+    )
+
+
+def _notes(network: StepCounter, step: StepEstimate) -> tuple[str, ...]:
+    """Why a step needs what it needs, in short lines."""
+    kind, most = max(step.at_peak.items(), key=lambda item: item[1])
+    place = {"update": "the update", "forward": f"the forward pass of {step.layer}"}
+    where = place.get(step.during, f"the backward pass of {step.layer}")
+    state = network.options.settings.state_per_parameter
+    notes = [
+        f"At batch {step.batch_size} the peak is in {where}; {most / step.peak_bytes:.0%} of it are {KINDS[kind]}.",
+        f"Each image keeps {format_bytes(step.whole['activations'] / step.batch_size)} for the backward pass; weights, "
+        f"gradients and optimizer state ({state:g} x the trained weights) do not depend on the batch size.",
+    ]
+    if network.chain is None:
+        notes.append(f"The network was counted as a whole, because it cannot be divided: {network.not_divided}")
+    return tuple(notes)
