@@ -77,24 +77,26 @@ def test_help_describes_every_option(command, snugfit, monkeypatch):
             assert " ".join(entry.description.replace("``", "").split()) in shown
 
 
-@pytest.mark.parametrize("command", ["plan", "train", "evaluate", "predict", "profile", "report", "export", "verify"])
+@pytest.mark.parametrize(
+    "command", ["plan", "train", "evaluate", "predict", "profile", "estimate", "report", "export", "verify"]
+)
 def test_every_command_has_an_example_and_the_common_flags(command, snugfit):
     shown = snugfit(command, "--help").out
     assert f"snugfit {command} " in shown.partition("For example")[2]
     assert all(flag in shown for flag in ("--json", "--quiet", "--debug", "--config"))
 
 
-def test_alone_it_prints_help_with_three_examples(snugfit):
+def test_alone_it_prints_help_with_four_examples(snugfit):
     outcome = snugfit()
     assert outcome.code == 0
-    assert outcome.out.count("    snugfit ") == 3
+    assert outcome.out.count("    snugfit ") == 4
     assert outcome.out == snugfit("--help").out
 
 
 def test_the_examples_of_the_help_parse(snugfit):
     shown = snugfit().out
     examples = [line.split()[1:] for line in shown.splitlines() if line.startswith("    snugfit ")]
-    assert [example[0] for example in examples] == ["plan", "train", "predict"]
+    assert [example[0] for example in examples] == ["plan", "estimate", "train", "predict"]
     for example in examples:
         assert parse(*example)
 

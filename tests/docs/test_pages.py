@@ -15,6 +15,7 @@ from snugfit._cli.app import build
 from snugfit._cli.launch import ClusterOptions
 from snugfit._cli.options import PlanOptions, ProfileOptions
 from snugfit._core.registry import strategies
+from snugfit._core.estimate import EstimateOptions
 from snugfit._core.request import Request
 from snugfit._data.catalog import SOURCES
 from snugfit.local import LOCAL_LOSSES
@@ -117,7 +118,7 @@ def test_flags_exist(page):
     groups = [getattr(request, group.name) for group in dataclasses.fields(request)]
     fields = [
         field
-        for group in (*groups, PlanOptions(), ProfileOptions(), ClusterOptions())
+        for group in (*groups, PlanOptions(), ProfileOptions(), EstimateOptions("1x8x8"), ClusterOptions())
         for field in dataclasses.fields(group)
     ]
     known = {field.name.replace("_", "-") for field in fields} | {"resume", "json", "quiet", "debug", "config"}

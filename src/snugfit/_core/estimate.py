@@ -42,7 +42,8 @@ class EstimateOptions(Checked):
         input_shape: shape of one image: channels, height and width, like 3x224x224.
         classes: outputs of a model that is given by name; 10 by default.
         batch_size: images of a step, one number or several with commas.
-        memory: memory budget, like 2GB: add the largest power of two of images that fits, and say what fits.
+        memory: memory budget, like 2GB: add the largest power of two of images, up to 1024, that fits, and say
+            what fits.
         optimizer: sgd (with momentum), adamw or schedulefree.
         optimizer_state: type of sgd's momentum and adamw's moments between steps: float32, bfloat16 or int8.
         precision: float32, or bfloat16 through autocast.
@@ -133,7 +134,8 @@ class MemoryEstimate:
         process_extra_bytes: upper bound on what a process takes beyond that.
         divided: whether the network can be divided into units, which recomputation and most strategies need.
         memory_bytes: the budget; None if not given.
-        largest_batch: the largest power of two that is expected to fit; 0 if none does, None without a budget.
+        largest_batch: the largest power of two, up to 1024, that is expected to fit; 0 if none does, None without a
+            budget.
     """
 
     model: str

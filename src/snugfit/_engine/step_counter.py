@@ -36,8 +36,9 @@ from snugfit.strategies.memory_estimates import fill_synthetic_weights
 from snugfit.strategies.recomputation.forward import recomputing_forward
 from snugfit.strategies.recomputation.schedule import Schedule
 
-LARGEST_POWER = 16
-"""The largest batch that is tried has 2 to this power images."""
+LARGEST_POWER = 10
+"""The largest batch that is tried has 2 to this power images. Counting more takes long where gradients are computed in
+parts of a few images, as on feature maps of a few pixels."""
 
 
 @dataclass
@@ -162,7 +163,7 @@ class StepCounter:
             return tensor_peak_bytes(step, trainer.modules, repeats=2)
 
     def largest_batch(self, memory: int) -> int:
-        """The largest power of two of images that is expected to fit; 0 if none does."""
+        """The largest power of two of images, up to 1024, that is expected to fit; 0 if none does."""
         powers = range(self.fewest - 1, LARGEST_POWER + 1)
         found = bisect_right(powers, False, key=lambda power: self.peak(2**power) + PROCESS_EXTRA_BYTES > memory)
         return 2 ** powers[found - 1] if found else 0

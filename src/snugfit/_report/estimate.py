@@ -40,7 +40,7 @@ def lines(found: MemoryEstimate) -> Iterator[str]:
     if found.memory_bytes is not None:
         budget = format_bytes(found.memory_bytes)
         fits = f"{found.largest_batch} images" if found.largest_batch else "not even the smallest batch"
-        yield f"The largest power of two that fits {budget}, with {extra} for what is no tensor, is {fits}."
+        yield f"The largest power of two, up to 1024, that fits {budget}, of which {extra} are for the rest, is {fits}."
     yield f"Figures are {found.metric}. A process takes up to {extra} more."
 
 

@@ -20,7 +20,7 @@ class StepBytes(LiveBytes):
     """Counts as :class:`LiveBytes`, and says what every byte at the peak is for.
 
     Backward passes belong to the layer that saved what they read. A gradient or activation counts as such from its
-    allocation on, before the operator that makes it has ended.
+    allocation on, because kinds are added up at the end.
 
     Attributes:
         layer: name of the innermost module that is running, or ``LOSS`` or ``UPDATE``.

@@ -1,0 +1,46 @@
+"""``snugfit estimate`` with its real child process, and its errors."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+CALL = "import sys; from snugfit._cli import app; print(app.run(sys.argv[1:]), 'torch' in sys.modules)"
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_an_estimate():
+    outcome = run("-m", "snugfit", "estimate", "--model", "smallconv", "--input-shape", "1x8x8", "--batch-size", "4,8",
+                  "--json")  # fmt: skip
+    assert outcome.returncode == 0, outcome.stderr
+    found = json.loads(outcome.stdout)
+    assert [step["batch_size"] for step in found["steps"]] == [4, 8]
+    assert all(sum(step["at_peak"].values()) == step["peak_bytes"] for step in found["steps"])
+    assert all(
+        words in outcome.stderr for words in ("gradients of parameters", "what would lower", "on the meta device")
+    )
+
+
+def test_a_model_that_does_not_run_on_the_shape():
+    outcome = run("-m", "snugfit", "estimate", "--model", "vit_b_16", "--input-shape", "3x8x8")
+    assert outcome.returncode == 4 and outcome.stdout == ""
+    assert "a multiple of 16 pixels, not 8" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    "flags, text",
+    [
+        (["--input-shape", "3x32"], "--input-shape must be channels, height and width, like 3x224x224, not '3x32'"),
+        ([], "--input-shape"),
+        (["--input-shape", "3x32x32", "--batch-size", "many"], "--batch-size"),
+        (["--input-shape", "3x32x32", "--model", "vgg61"], "Did you mean 'vgg19'"),
+    ],
+)
+def test_usage_errors_come_before_torch(flags, text):
+    outcome = run("-c", CALL, "estimate", *flags)
+    assert outcome.stdout.split() == ["2", "False"]
+    assert text in outcome.stderr
