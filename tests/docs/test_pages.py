@@ -14,8 +14,8 @@ from snugfit import errors
 from snugfit._cli.app import build
 from snugfit._cli.launch import ClusterOptions
 from snugfit._cli.options import PlanOptions, ProfileOptions
-from snugfit._core.registry import strategies
 from snugfit._core.estimate import EstimateOptions
+from snugfit._core.registry import strategies
 from snugfit._core.request import Request
 from snugfit._data.catalog import SOURCES
 from snugfit.local import LOCAL_LOSSES

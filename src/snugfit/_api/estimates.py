@@ -21,9 +21,9 @@ class Estimate(MemoryEstimate):
 
     >>> import snugfit
     >>> print(snugfit.estimate("smallconv", (1, 8, 8), batch_size=32))
-    smallconv, 24.3k parameters, input 1x8x8, sgd
+    smallconv, 362k parameters, input 1x8x8, sgd
     ...
-    parameters                                   97.1 kB  97.1 kB
+    parameters                                    1.4 MB    1.4 MB
     ...
     """
 
