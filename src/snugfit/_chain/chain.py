@@ -182,7 +182,7 @@ class Chain:
             raise ValueError(f"sizes {tuple(sizes)} do not divide {len(self.units)} units")
         ends = list(accumulate(sizes))
         parts = (self.units[end - size : end] for end, size in zip(ends, sizes, strict=True))
-        return Chain(self.name, tuple(_merge(part) for part in parts), self.head, self.input_shape, self.loss)
+        return Chain(self.name, tuple(_merge(part) for part in parts), self.head, self.input_shape, loss=self.loss)
 
     def to_module(self) -> nn.Module:
         """One plain module that computes the same and shares the parameters; its state-dict names are the model's.

@@ -64,7 +64,7 @@ def _recomputation(network: StepCounter, batch: int, memory: int | None) -> Redu
     name, chain = "recomputation", network.chain
     if chain is None:
         return Reduction(name, None, f"the network cannot be divided into units: {network.not_divided}")
-    against = chain.bypassed_hooks(recomputed=True)
+    against = chain.reasons_against_units(recomputed=True)
     if against:
         return Reduction(name, None, against[0])
     candidates = find_candidates(chain, unit_stats(chain), network.workload(batch))
