@@ -15,8 +15,8 @@ from snugfit.errors import UsageError
 METRIC = "peak bytes of live tensors in a training step, counted on the meta device"
 PROCESS_EXTRA_BYTES = 35_000_000
 """What a process takes beyond its tensors, at most, in 95 % of the committed runs of ``backprop``
-(``benchmarks/results``): kernels' code and workspace, data in flight and heap fragments, at any size of network. The most
-was 60 MB, with photos in memory while they are decoded."""
+(``benchmarks/results``): kernels' code and workspace, data in flight and heap fragments, at any size of network. The
+most was 60 MB, with photos in memory while they are decoded."""
 
 KINDS = {
     "parameters": "parameters",
