@@ -57,6 +57,10 @@ class BlockwiseOptions(Checked):
     views: Count = 1
 
 
+LayerCost = tuple[int, int]
+"""Bytes of a layer's weights, and of one image in memory while it computes."""
+
+
 @dataclass(frozen=True)
 class BlockwiseSettings(BlockwiseOptions):
     """Settings of ``blockwise``: the options, and what planning sets.
@@ -68,6 +72,7 @@ class BlockwiseSettings(BlockwiseOptions):
         blocks: (first module, last module, batch size) of each block.
         wanted_batch: batch size at which modules and local losses are preferred over leaner ones.
         test_batch: batch size of the test of the exit model.
+        exit_costs: for each local loss to choose from, the layers that may need most memory in that test.
     """
 
     name: ClassVar[str] = "blockwise"
@@ -79,6 +84,7 @@ class BlockwiseSettings(BlockwiseOptions):
     blocks: tuple[tuple[int, int, int], ...] = ()
     wanted_batch: int = MODULE_BATCH
     test_batch: int = 1
+    exit_costs: tuple[tuple[str, tuple[LayerCost, ...]], ...] = ()
 
     @property
     def exact(self) -> bool:

@@ -34,8 +34,9 @@ from snugfit.strategies.blockwise.blocks import (
     make_blocks,
     unit_batches,
 )
-from snugfit.strategies.blockwise.config import BlockwiseSettings, asks_for_exit, unit_option
+from snugfit.strategies.blockwise.config import BlockwiseSettings, LayerCost, asks_for_exit, unit_option
 from snugfit.strategies.blockwise.controller import Controller
+from snugfit.strategies.blockwise.exit_costs import exit_costs
 from snugfit.strategies.blockwise.loss_choice import (
     AUTO,
     MODULE_BATCH,
@@ -63,8 +64,7 @@ TRAINED_BLOCKS_BYTES = 2_000_000
 """Lower bound of the bytes that trained blocks leave in memory: kernels of their shapes, file buffers."""
 
 TEST_IMAGES = 16
-"""Most images at once in the test of the exit. Its memory is bounded by that of training steps, so that a larger test
-was predicted to need most of the run's memory."""
+"""Images at once in the test of the exit; more if the weights of one layer take more memory than their feature maps."""
 
 HEAD_LOSS = "aan"
 """A local loss that leaves the last module to the network's own head alone, and with it a single module."""
@@ -108,13 +108,18 @@ class Blockwise(BlockwiseSettings):
         return [f"unit {strange.name} gives {shape} values per image, but local losses require feature maps or vectors"]
 
     def prepared(self, workload: Workload, chain: Chain) -> Blockwise:
-        """The strategy with the costs of the local losses to choose from."""
+        """The strategy with the costs of the local losses to choose from, and of the test of their exits."""
+        tested = tuple((loss, self._exit_costs(loss, workload, chain)) for loss in local_losses(self.local_loss))
         if not _is_open(self.local_loss):
-            return self
+            return replace(self, exit_costs=tested)
         stats = unit_stats(chain)
         macs, units = sum(unit.macs for unit in stats), unit_costs(chain, stats, _priced_batch(workload))
         costs = tuple(self._loss_cost(loss, macs, units, workload, chain) for loss in local_losses(self.local_loss))
-        return replace(self, loss_costs=costs)
+        return replace(self, loss_costs=costs, exit_costs=tested)
+
+    @staticmethod
+    def _exit_costs(loss: str, workload: Workload, chain: Chain) -> tuple[LayerCost, ...]:
+        return exit_costs(Layout.of(chain, loss, workload.classes))
 
     def _loss_cost(
         self, loss: str, forward_macs: int, units: Sequence[UnitCost], workload: Workload, chain: Chain
@@ -282,8 +287,7 @@ class Blockwise(BlockwiseSettings):
         found = tuple((block.first, block.last, block.batch_size) for block in blocks)
         largest = max(residency.bytes_of(block) for block in blocks)
         headroom = min(largest, step_headroom(budget, profile.base_bytes + _leftover_bytes(residency)))
-        images = int((headroom - _tested_weights(profile, hardware)) / _tested_sample(profile))
-        test_batch = min(limit, max(1, images), TEST_IMAGES)  # no more memory than training
+        test_batch = self._tested_images(profile, hardware, headroom, limit)  # no more memory than training
         return replace(self, blocks=found, wanted_batch=_wanted_batch(workload), test_batch=test_batch)
 
     def _residency(self, workload: Workload, profile: Profile, budget: Budget) -> Residency:
@@ -301,11 +305,34 @@ class Blockwise(BlockwiseSettings):
             for block in blocks
         ]
         residency = self._residency(workload, profile, Budget())
-        tested = _tested_weights(profile, hardware) + _tested_sample(profile) * self.test_batch
+        tested = self._tested_bytes(profile, hardware, self.test_batch)
         peak = with_safety(profile.base_bytes + _leftover_bytes(residency, unit_batches(blocks)), tested)
         images = workload.test_count + workload.val_count
         final = Phase("exit", peak, EVALUATION_SHARE * sum(map(sum, seconds)) * images, self.test_batch)
         return estimate_blocks(residency, blocks, seconds, workload, self.views, final)
+
+    def _tested_layers(self, profile: Profile, hardware: Hardware) -> list[LayerCost]:
+        """Bytes of weights in memory, and of one image, at every layer that may need most in the test of an exit.
+
+        On the CPU weights are memory-mapped files, which do not count. Those of the current layer are in memory twice:
+        in the layout of its input and in oneDNN's layout. On other devices the weights are at most the whole network's.
+        """
+        of_units = ((unit.weight_bytes, max(unit.saved_bytes, 3 * unit.output_bytes)) for unit in profile.units)
+        layers = dict(self.exit_costs).get(self.local_loss) or [*of_units]  # earlier plans do not know them
+        if hardware.device == "cpu":
+            return [(2 * weights, size) for weights, size in layers]
+        return [(sum(unit.weight_bytes for unit in profile.units), size) for _, size in layers]
+
+    def _tested_bytes(self, profile: Profile, hardware: Hardware, images: int) -> int:
+        """Upper bound of the bytes of so many images and of the current layer's weights while an exit is tested."""
+        return max(weights + size * images for weights, size in self._tested_layers(profile, hardware))
+
+    def _tested_images(self, profile: Profile, hardware: Hardware, headroom: float, limit: int) -> int:
+        """Images at once in the test of an exit."""
+        layers = self._tested_layers(profile, hardware)
+        fitting = min(int(min(headroom - weights, 2**62) // max(size, 1)) for weights, size in layers)
+        free = max(weights for weights, _ in layers) // max(1, *(size for _, size in layers))
+        return max(1, min(limit, fitting, max(TEST_IMAGES, free)))
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed: the unit that needs most memory, and the smallest budget that suffices.
@@ -325,8 +352,8 @@ class Blockwise(BlockwiseSettings):
         reason = f"unit {largest.removeprefix(PROBE_PREFIX)} needs {smallest / 1e6:.0f} MB for one sample"
         if _is_open(self.local_loss):
             reason += f" with {loss}, the leanest of {', '.join(local_losses(self.local_loss))}"
-        tested = smallest_budget(profile, TRAINED_BLOCKS_BYTES + _tested_weights(profile, hardware))
-        return Shortfall((reason,), max(smallest, tested))
+        tested = replace(self, local_loss=loss)._tested_bytes(profile, hardware, 1)
+        return Shortfall((reason,), max(smallest, smallest_budget(profile, TRAINED_BLOCKS_BYTES + tested)))
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train one block after another."""
@@ -391,27 +418,6 @@ def _leftover_bytes(residency: Residency, batches: Sequence[int] = ()) -> float:
     """Bytes that trained blocks leave in memory during the final test, of units at these batch sizes if known."""
     count = len(residency.needs)
     return max(TRAINED_BLOCKS_BYTES, residency.leftover_bytes(count, count, batches))
-
-
-def _tested_weights(profile: Profile, hardware: Hardware) -> int:
-    """Bytes of weights while an exit is tested, which is at most the whole network.
-
-    On the CPU they are memory-mapped files, which do not count. The weights of the current layer are in memory twice:
-    in the layout of its input and in oneDNN's layout.
-    """
-    sizes = [unit.weight_bytes for unit in profile.units]
-    return 2 * max(sizes) if hardware.device == "cpu" else sum(sizes)
-
-
-def _tested_sample(profile: Profile) -> int:
-    """Upper bound of the bytes of one image's feature maps while an exit is tested; at most those of training."""
-    forward = [max(unit.saved_bytes, 3 * unit.output_bytes) for unit in profile.units]
-    steps = []
-    for probe in (module_probe_name([unit.name]) for unit in profile.units[:-1]):
-        if (line := profile.lines.get(probe)) is not None:
-            point = line.points[-1]  # a single point does not show the fixed part of a line
-            steps.append(int(min(line.sample_bytes, max(point.peak_bytes - profile.kept[probe], 0) / point.batch)))
-    return max(forward + steps)
 
 
 def rebuild_exit(chain: Chain, structure: dict[str, Any], classes: int, state: Mapping[str, Tensor]) -> nn.Module:
