@@ -168,6 +168,10 @@ class ProbeLine:
         """Upper bound of the peak at ``batch`` samples, in bytes, including kernels of a new batch size."""
         return self._bound(batch, self.new_kernel_bytes(batch))
 
+    def step_bytes(self, batch: int) -> int:
+        """Upper bound of the peak at ``batch`` samples, in bytes, without kernels of a new batch size."""
+        return self._bound(batch, 0.0)
+
     def new_kernel_bytes(self, batch: int) -> float:
         """Bytes of kernels that a step of ``batch`` samples leaves in a process that has none of this size yet."""
         measured = any(point.batch == batch for point in self.points)

@@ -98,6 +98,17 @@ def test_lines_say_what_a_trained_unit_leaves_behind():
     assert peaks[:3] == [with_safety(0, step * MB) for step in (17, 16 + 3 + 1, 15 + 5 + 5 / 3)]
 
 
+def test_a_step_between_measured_points_is_at_most_on_the_line_through_both():
+    """A line through all three points, raised so that none lies above it, is 3 MB above the middle of two of them."""
+    points = tuple(ProbePoint(batch, peak * MB, 0.1) for batch, peak in ((2, 10), (4, 10), (8, 26)))
+    line = ProbeLine("unit:a", 5 * MB, 2 * MB, 5 * MB, 0.0, 0.1, points, shape_bytes=1.0 * MB)
+    made = profile({"unit:a": line}, units=("a", "head"), kept={"unit:a": 0})
+    (need,) = Blockwise()._needs(workload(), made)
+    steps = [need.step_bytes(batch) / MB for batch in (2, 4, 6, 8, 9)]
+    assert steps == pytest.approx([11, 11, 19, 27, 29], abs=1e-5), "and 1 MB of kernels"
+    assert [need.largest_batch(size * MB, 64) for size in (10.5, 19.1, 28.9, 29.1)] == [0, 6, 8, 9]
+
+
 def test_a_profile_of_larger_modules_alone_has_a_shortfall():
     """The search for the smallest budget goes on below the one for which modules were measured."""
     floors = {"unit:a..b": 30 * MB, "unit:c": 10 * MB}

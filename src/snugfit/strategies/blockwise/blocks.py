@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from snugfit._core.plan import Cost, Phase
+from snugfit._core.profile import ProbeLine
 from snugfit._core.workload import Workload
 from snugfit._storage.activation_cache import LABEL_BYTES
 from snugfit.strategies.blockwise.partition import Block, cut, partition, repair, shrunk
@@ -37,6 +40,7 @@ class UnitNeeds:
         measured_batch: largest batch that was measured.
         measured: batch sizes whose kernels are in memory already, because they were measured in this process.
         partial_bytes: additional workspace of larger batches.
+        line: its measured line, whose points bound its step at smaller batches; None if unknown.
     """
 
     name: str
@@ -53,6 +57,7 @@ class UnitNeeds:
     measured_batch: int = 0
     partial_bytes: int = 0
     measured: tuple[int, ...] = ()
+    line: ProbeLine | None = None
 
     def new_kernel_bytes(self, batch: int | None) -> float:
         """Kernels that training leaves at a batch size; None if that is open."""
@@ -61,20 +66,15 @@ class UnitNeeds:
     def step_bytes(self, batch: int) -> float:
         """Upper bound of the unit's step."""
         partial = self.partial_bytes if batch > self.measured_batch else 0
-        return self.fixed_bytes + self.sample_bytes * batch + partial
+        bound = self.fixed_bytes + self.sample_bytes * batch + partial
+        return bound if self.line is None else min(bound, self.line.step_bytes(batch) + self.shape_bytes)
 
     def largest_batch(self, step_bytes: float, limit: int) -> int:
         """Largest batch up to ``limit`` whose step fits ``step_bytes``; 0 if there is none."""
-        free = step_bytes - self.fixed_bytes
-        batch = self._samples(free, limit)
-        if self.partial_bytes and batch > self.measured_batch:
-            batch = max(self._samples(free - self.partial_bytes, limit), self.measured_batch)
+        if math.isinf(self.fixed_bytes):
+            return 0
+        batch = bisect_right(range(1, limit + 1), step_bytes, key=self.step_bytes)
         return batch if batch >= self.smallest_batch else 0
-
-    def _samples(self, free: float, limit: int) -> int:
-        if self.sample_bytes * limit <= free:
-            return limit
-        return int(free / self.sample_bytes) if free > 0 else 0
 
 
 @dataclass(frozen=True)

@@ -230,6 +230,7 @@ class Blockwise(BlockwiseSettings):
             measured_batch=line.measured_batch if line else 0,
             measured=tuple(point.batch for point in line.points) if line and not line.elsewhere else (),
             partial_bytes=line.partial_bytes if line else 0,
+            line=line,
         )
 
     def _divisions(self, workload: Workload, profile: Profile, budget: Budget) -> list[Blockwise]:
