@@ -1,7 +1,6 @@
 """What the test of an exit holds, compared with a pass of whole exit models on the meta device."""
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,10 +8,9 @@ from strategy_samples import HARDWARE, profile, workload
 from torch import nn
 
 from snugfit._chain import Chain
-from snugfit._core.hardware import Hardware
 from snugfit.local.assignment import Layout
 from snugfit.memory.tensors import tensor_peak_bytes
-from snugfit.strategies.blockwise.exit_costs import exit_costs
+from snugfit.strategies.blockwise.exit_costs import bytes_of_test, exit_costs, in_memory
 from snugfit.strategies.blockwise.strategy import TEST_IMAGES, Blockwise
 
 SHAPE = (3, 16, 16)
@@ -48,25 +46,24 @@ def test_no_exit_holds_more_and_the_largest_nearly_as_much(loss):
     assert max(peaks) <= bound <= max(peaks) + largest_layer + 2 * images * 3 * 16 * 16 * 5
 
 
+def test_one_exit_holds_what_its_own_model_does():
+    layout, images = Layout.of(chain(), "aan", 10), 5
+    for index in range(len(layout)):
+        size = max(size for _, size in exit_costs(layout, index))
+        assert 0 <= size * images - exit_peak(layout, index, images) <= 2 * images * 3 * 16 * 16 * 5
+
+
 def test_layers_that_others_exceed_are_left_out():
     found = exit_costs(Layout.of(chain(), "aan", 10))
     assert list(found) == sorted(found, reverse=True)
     assert [size for _, size in found] == sorted({size for _, size in found})
 
 
-LAYERS = (("aan", ((100, 1), (10, 7))),)
-
-
-def strategy():
-    return Blockwise(local_loss="aan", exit_costs=LAYERS)
-
-
 def test_weights_are_mapped_and_in_memory_twice_on_the_processor_and_whole_elsewhere():
-    made, elsewhere = profile({}, units=("a", "b", "head")), replace(HARDWARE, device="cuda")
-    assert isinstance(elsewhere, Hardware)
-    assert [strategy()._tested_bytes(made, HARDWARE, images) for images in (1, 100)] == [201, 720]
+    made, layers = profile({}, units=("a", "b", "head")), ((100, 1), (10, 7))
+    assert [bytes_of_test(in_memory(layers, made, "cpu"), images) for images in (1, 100)] == [201, 720]
     resident = sum(unit.weight_bytes for unit in made.units)
-    assert strategy()._tested_bytes(made, elsewhere, 3) == resident + 21
+    assert bytes_of_test(in_memory(layers, made, "cuda"), 3) == resident + 21
 
 
 @pytest.mark.parametrize(

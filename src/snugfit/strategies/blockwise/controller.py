@@ -31,6 +31,7 @@ from snugfit.local import LocalLoss
 from snugfit.local.assignment import HeadLoss, Layout
 from snugfit.strategies.blockwise.blocks import RECOMPUTED_CHUNK
 from snugfit.strategies.blockwise.config import BlockwiseSettings
+from snugfit.strategies.blockwise.exit_costs import bytes_of_test, exit_costs, in_memory
 from snugfit.strategies.blockwise.partition import Block, choose_exit, saturated
 from snugfit.strategies.blockwise.probes import module_probe_name
 from snugfit.strategies.blockwise.worker import (
@@ -40,7 +41,7 @@ from snugfit.strategies.blockwise.worker import (
     initialise_loss,
     loss_without_head,
 )
-from snugfit.strategies.memory_estimates import random_batch, stored_batches
+from snugfit.strategies.memory_estimates import SAFETY, random_batch, stored_batches
 from snugfit.strategies.recomputation.schedule import Schedule
 
 
@@ -320,9 +321,10 @@ class Controller:
 
     def _finish(self) -> Record:
         """Choose, test and save the exit."""
-        run, layout, phase = self.run, self.layout, self.run.predicted.phases[-1]
-        run.start_phase(phase, len(self.blocks), len(self.blocks), 0, 0)
+        run, layout = self.run, self.layout
         chosen = choose_exit(run.position.exits, len(self.data.val), self.strategy.exit_tolerance)
+        phase = self._test_of(chosen.index)
+        run.start_phase(phase, len(self.blocks), len(self.blocks), 0, 0)
         model = self._load_exit(chosen.index)
         save_model(run.folder, model.state_dict(), run.manifest)
         evaluation = evaluate_model(model.eval(), self.data, run, phase.batch_size)
@@ -333,10 +335,26 @@ class Controller:
         settings = asdict(self.strategy)
         return make_record(run, self.data, Outcome(self.strategy.name, settings, evaluation, parameters, taken))
 
+    def _test_of(self, index: int) -> Phase:
+        """The final phase, predicted for the exit of a unit; the plan's prediction is for the one that needs most."""
+        run, phase = self.run, self.run.predicted.phases[-1]
+        self._release_all()
+        layers = dict(self.strategy.exit_costs).get(self.strategy.local_loss)
+        if layers is None:  # a plan of an earlier version
+            return phase
+        most, needed = (
+            bytes_of_test(in_memory(each, run.profile, run.device.type), phase.batch_size)
+            for each in (layers, exit_costs(self._exit_layout(), index))
+        )
+        return replace(phase, peak_bytes=phase.peak_bytes - int((most - needed) * (1 + SAFETY)))
+
+    def _exit_layout(self) -> Layout:
+        return Layout.of(self.layout.chain, self.layout.local_loss, self.layout.network.classes)
+
     def _load_exit(self, index: int) -> nn.Module:
         """Load the exit model of a unit; on the CPU its weights are mapped files, which the budget does not count."""
         run, chain = self.run, self.layout.chain
-        layout = Layout.of(chain, self.layout.local_loss, self.layout.network.classes)
+        layout = self._exit_layout()
         self._release_all()
         for position, unit in enumerate(chain.units[: index + 1]):
             load_into(unit, self._stored_state(run.weights, position, unit.module))

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from snugfit._core.profile import Profile
 from snugfit.local.assignment import Layout
-from snugfit.memory.tensors import tensor_peak_bytes
+from snugfit.memory.tensors import LiveBytes
 from snugfit.strategies.blockwise.blocks import IMAGE_VALUE_BYTES
 from snugfit.strategies.blockwise.config import LayerCost
 
@@ -18,35 +19,58 @@ IMAGES = 2
 """Images in a pass on the meta device."""
 
 
-def exit_costs(layout: Layout) -> tuple[LayerCost, ...]:
+def exit_costs(layout: Layout, exit_unit: int | None = None) -> tuple[LayerCost, ...]:
     """Bytes of a layer's weights and of one image, for the layers that may need most while an exit is tested.
-
-    They are found among all units, and the classifiers of all exits.
 
     Args:
         layout: one module per unit, on the meta device.
+        exit_unit: the exit's unit; by default all exits are considered.
     """
-    images = IMAGE_VALUE_BYTES * math.prod(layout.chain.units[0].input_shape)
-    found = [_pass(unit.module, unit.module.forward, unit.input_shape) for unit in copy.deepcopy(layout.chain.units)]
-    for index, unit in enumerate(layout.chain.units):
-        loss = copy.deepcopy(layout.make_loss(index).classifier())
-        found.append(_pass(loss, loss.predict, unit.map_shape if loss.before_pool else unit.output_shape))
+    units = layout.chain.units if exit_unit is None else layout.chain.units[: exit_unit + 1]
+    images = IMAGE_VALUE_BYTES * math.prod(units[0].input_shape)
+    found: list[LayerCost] = []
+    for unit in copy.deepcopy(units):
+        found += _pass(unit.module, unit.module.forward, unit.input_shape)
+    for index in range(len(units)) if exit_unit is None else (exit_unit,):
+        unit, loss = units[index], copy.deepcopy(layout.make_loss(index).classifier())
+        found += _pass(loss, loss.predict, unit.map_shape if loss.before_pool else unit.output_shape)
     return tuple((weights, size + images) for weights, size in _largest(found))
 
 
-def _pass(module: nn.Module, forward: Callable[[Tensor], object], shape: Sequence[int]) -> LayerCost:
-    """Bytes of the largest layer's weights, and of one image's feature maps with the module's input.
+def in_memory(layers: Iterable[LayerCost], profile: Profile, device: str) -> list[LayerCost]:
+    """Bytes of weights in private memory, and of one image, at every layer while an exit is tested.
+
+    On the CPU weights are memory-mapped files, which do not count. Those of the current layer are in memory twice: in
+    the layout of its input and in oneDNN's layout. On other devices the weights are at most the whole network's.
+    """
+    if device == "cpu":
+        return [(2 * weights, size) for weights, size in layers]
+    return [(sum(unit.weight_bytes for unit in profile.units), size) for _, size in layers]
+
+
+def bytes_of_test(layers: Iterable[LayerCost], images: int) -> int:
+    """Upper bound of the bytes of so many images and of the current layer's weights while an exit is tested."""
+    return max(weights + size * images for weights, size in layers)
+
+
+def _pass(module: nn.Module, forward: Callable[[Tensor], object], shape: Sequence[int]) -> list[LayerCost]:
+    """Bytes of weights and of one image in memory at every layer, and the peak of feature maps, without weights.
 
     ``forward`` is not called through the module, whose call would keep the input until it returns.
     """
     memory_format = torch.channels_last if len(shape) == 3 else torch.contiguous_format
-    module.eval()
-    held = sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
-    with torch.no_grad():
-        peak = tensor_peak_bytes(
-            lambda: forward(torch.empty((IMAGES, *shape), device="meta", memory_format=memory_format)), [module]
-        )
-    return max((each.nbytes for each in module.parameters()), default=0), -(-(peak - held) // IMAGES)
+    counter, found = LiveBytes([*module.eval().parameters(), *module.buffers()]), list[LayerCost]()
+    held = counter.live
+
+    def note(layer: nn.Module, *_: object) -> None:
+        weights = max((each.nbytes for each in layer.parameters(recurse=False)), default=0)
+        found.append((weights, -(-(counter.live - held) // IMAGES)))
+
+    for layer in module.modules():
+        layer.register_forward_hook(note)
+    with torch.no_grad(), counter:
+        forward(torch.empty((IMAGES, *shape), device="meta", memory_format=memory_format))
+    return [*found, (0, -(-(counter.peak - held) // IMAGES))]
 
 
 def _largest(costs: Iterable[LayerCost]) -> list[LayerCost]:

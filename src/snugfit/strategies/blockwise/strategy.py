@@ -36,7 +36,7 @@ from snugfit.strategies.blockwise.blocks import (
 )
 from snugfit.strategies.blockwise.config import BlockwiseSettings, LayerCost, asks_for_exit, unit_option
 from snugfit.strategies.blockwise.controller import Controller
-from snugfit.strategies.blockwise.exit_costs import exit_costs
+from snugfit.strategies.blockwise.exit_costs import bytes_of_test, exit_costs, in_memory
 from snugfit.strategies.blockwise.loss_choice import (
     AUTO,
     MODULE_BATCH,
@@ -306,27 +306,17 @@ class Blockwise(BlockwiseSettings):
             for block in blocks
         ]
         residency = self._residency(workload, profile, Budget())
-        tested = self._tested_bytes(profile, hardware, self.test_batch)
+        tested = bytes_of_test(self._tested_layers(profile, hardware), self.test_batch)
         peak = with_safety(profile.base_bytes + _leftover_bytes(residency, unit_batches(blocks)), tested)
         images = workload.test_count + workload.val_count
         final = Phase("exit", peak, EVALUATION_SHARE * sum(map(sum, seconds)) * images, self.test_batch)
         return estimate_blocks(residency, blocks, seconds, workload, self.views, final)
 
     def _tested_layers(self, profile: Profile, hardware: Hardware) -> list[LayerCost]:
-        """Bytes of weights in memory, and of one image, at every layer that may need most in the test of an exit.
-
-        On the CPU weights are memory-mapped files, which do not count. Those of the current layer are in memory twice:
-        in the layout of its input and in oneDNN's layout. On other devices the weights are at most the whole network's.
-        """
+        """What layers hold that may need most in the test of an exit."""
         of_units = ((unit.weight_bytes, max(unit.saved_bytes, 3 * unit.output_bytes)) for unit in profile.units)
         layers = dict(self.exit_costs).get(self.local_loss) or [*of_units]  # earlier plans do not know them
-        if hardware.device == "cpu":
-            return [(2 * weights, size) for weights, size in layers]
-        return [(sum(unit.weight_bytes for unit in profile.units), size) for _, size in layers]
-
-    def _tested_bytes(self, profile: Profile, hardware: Hardware, images: int) -> int:
-        """Upper bound of the bytes of so many images and of the current layer's weights while an exit is tested."""
-        return max(weights + size * images for weights, size in self._tested_layers(profile, hardware))
+        return in_memory(layers, profile, hardware.device)
 
     def _tested_images(self, profile: Profile, hardware: Hardware, headroom: float, limit: int) -> int:
         """Images at once in the test of an exit."""
@@ -353,7 +343,7 @@ class Blockwise(BlockwiseSettings):
         reason = f"unit {largest.removeprefix(PROBE_PREFIX)} needs {smallest / 1e6:.0f} MB for one sample"
         if _is_open(self.local_loss):
             reason += f" with {loss}, the leanest of {', '.join(local_losses(self.local_loss))}"
-        tested = replace(self, local_loss=loss)._tested_bytes(profile, hardware, 1)
+        tested = bytes_of_test(replace(self, local_loss=loss)._tested_layers(profile, hardware), 1)
         return Shortfall((reason,), max(smallest, smallest_budget(profile, TRAINED_BLOCKS_BYTES + tested)))
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
