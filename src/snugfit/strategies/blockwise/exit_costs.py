@@ -56,7 +56,7 @@ def bytes_of_test(layers: Iterable[LayerCost], images: int) -> int:
 def _pass(module: nn.Module, forward: Callable[[Tensor], object], shape: Sequence[int]) -> list[LayerCost]:
     """Bytes of weights and of one image in memory at every layer, and the peak of feature maps, without weights.
 
-    ``forward`` is not called through the module, whose call would keep the input until it returns.
+    ``forward`` takes images (B, ...). It is not called through the module, whose call would keep its input.
     """
     memory_format = torch.channels_last if len(shape) == 3 else torch.contiguous_format
     counter, found = LiveBytes([*module.eval().parameters(), *module.buffers()]), list[LayerCost]()
