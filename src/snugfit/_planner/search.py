@@ -205,7 +205,10 @@ def _identified(probe: Measured, strategy: Strategy, workload: Workload, network
         "limit": probe.batch_limit,
         "sizes": probe.sizes if isinstance(probe, Probe) else (),
     }
-    return replace(probe, same=f"{json.dumps(settings, sort_keys=True)}\n{part}")
+    same = f"{json.dumps(settings, sort_keys=True)}\n{part}"
+    if isinstance(probe, TensorProbe):
+        return replace(probe, same=same)
+    return replace(probe, same=same, kernels=probe.kernels and f"{strategy.name}\n{probe.kernels}")
 
 
 def _merged(known: Profile, more: Profile) -> Profile:
