@@ -174,8 +174,8 @@ class ProbeLine:
 
     def new_kernel_bytes(self, batch: int) -> float:
         """Bytes of kernels that a step of ``batch`` samples leaves in a process that has none of this size yet."""
-        present = self.points[:1] if self.elsewhere else self.points  # the base counts those of the first one
-        return 0.0 if any(point.batch == batch for point in present) else self.shape_bytes
+        measured = any(point.batch == batch for point in self.points)
+        return 0.0 if measured and not self.elsewhere else self.shape_bytes
 
     def _bound(self, batch: int, new_bytes: float) -> int:
         partial = self.partial_bytes if batch > self.measured_batch else 0

@@ -205,10 +205,7 @@ def _identified(probe: Measured, strategy: Strategy, workload: Workload, network
         "limit": probe.batch_limit,
         "sizes": probe.sizes if isinstance(probe, Probe) else (),
     }
-    same = f"{json.dumps(settings, sort_keys=True)}\n{part}"
-    if isinstance(probe, TensorProbe):
-        return replace(probe, same=same)
-    return replace(probe, same=same, kernels=probe.kernels and f"{strategy.name}\n{probe.kernels}")
+    return replace(probe, same=f"{json.dumps(settings, sort_keys=True)}\n{part}")
 
 
 def _merged(known: Profile, more: Profile) -> Profile:

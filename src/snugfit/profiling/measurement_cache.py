@@ -27,7 +27,6 @@ class Measurement:
         floors: tensor bytes by batch size.
         available_bytes: bytes that were free; None without a budget.
         left_bytes: bytes that measuring it left in memory.
-        before_bytes: bytes that probes with the same kernels had left in that process before, at one batch size.
         complete: whether it was measured at its largest batch, so that more memory would not change the result.
     """
 
@@ -36,7 +35,6 @@ class Measurement:
     floors: dict[str, int] = field(default_factory=dict)
     available_bytes: int | None = None
     left_bytes: int = 0
-    before_bytes: int = 0
     complete: bool = False
 
     def __post_init__(self) -> None:
@@ -51,7 +49,7 @@ class Measurement:
 
     @property
     def left_by_one_size(self) -> int:
-        """``left_bytes`` without the kernels of all batch sizes but the first."""
+        """``left_bytes`` without the kernels of all batch sizes but one."""
         return self.left_bytes if self.line is None else max(self.left_bytes - int(self.line.sizes_bytes), 0)
 
     def serves(self, available: float) -> bool:

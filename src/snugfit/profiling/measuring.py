@@ -47,12 +47,10 @@ class _Session:
 
     Attributes:
         tried: the lines found so far; None for a probe that did not fit.
-        left: by probe, bytes that measuring it left here.
+        left: by probe, bytes that measuring it left, here or in another process.
         elsewhere: by key, bytes that measuring left in another process.
-        expected: by probe, bytes that training it would leave here, if another process measured it: training runs at
-            one batch size, measuring at several.
-        here: by probe, the part of ``left`` that training at its first batch size would leave.
-        alike: probes by the kernels that they generate first: their text, and the first batch size.
+        expected: those of ``left`` that were left in another process, and that training will leave here too: training
+            runs at one batch size, measuring at several.
     """
 
     meter: PeakMeter
@@ -66,8 +64,6 @@ class _Session:
     left: dict[str, int] = field(default_factory=dict)
     elsewhere: dict[str, int] = field(default_factory=dict)
     expected: dict[str, int] = field(default_factory=dict)
-    here: dict[str, int] = field(default_factory=dict)
-    alike: dict[tuple[str, int], list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.meter.restart()
@@ -135,25 +131,14 @@ class _Session:
         if found is None:
             before = self._in_memory()
             found = measure()
-            alike = sum(self.here.get(name, 0) for name in self._alike(probe, found))
-            found = replace(found, left_bytes=max(self._in_memory() - before, 0), before_bytes=alike)
+            found = replace(found, left_bytes=max(self._in_memory() - before, 0))
             self.known.keep(probe.same, found, available)
             self._add(self.left, probe, found.left_bytes)
-            self._add(self.here, probe, found.left_by_one_size)
         elif self.known.is_from_disk(probe.same) and probe.same not in self.elsewhere:
             self.elsewhere[probe.same] = found.left_bytes
-            self._alike(probe, found)
-            if found.fits:  # what was refused does not train
-                self._add(self.expected, probe, found.before_bytes + found.left_by_one_size)
+            self._add(self.left, probe, found.left_by_one_size)
+            self._add(self.expected, probe, found.left_by_one_size)
         return found
-
-    def _alike(self, probe: Probe | TensorProbe, found: Measurement) -> list[str]:
-        """Names of earlier probes with the same kernels at the same first batch size; adds this one to them."""
-        if not isinstance(probe, Probe) or not probe.kernels or found.line is None:
-            return []
-        names = self.alike.setdefault((probe.kernels, found.line.points[0].batch), [])
-        names.append(probe.name)
-        return names[:-1]
 
     @staticmethod
     def _add(to: dict[str, int], probe: Probe | TensorProbe, size: int) -> None:
@@ -162,29 +147,19 @@ class _Session:
     def profile(self, seconds: float) -> Profile:
         """The results."""
         meta.forget()
-        expected = self._still_expected()
         lines = {name: line for name, line in self.tried.items() if line is not None}
         return Profile(
             units=(),
             lines=lines,
             floors=self.floors,
             kept={probe.name: probe.kept_bytes for probe in self.lined},
-            base_bytes=max(self._in_memory() + sum(expected.values()), 0),
+            base_bytes=max(self._in_memory() + sum(self.expected.values()), 0),
             start_bytes=self.before,
-            left={**self.left, **expected},
-            expected=expected,
+            left=self.left,
+            expected=self.expected,
             seconds=seconds,
             tensors=self.tensors,
         )
-
-    def _still_expected(self) -> dict[str, int]:
-        """``expected``, but once for probes with the same kernels, and without those that measuring here has left."""
-        expected = dict(self.expected)
-        for names in self.alike.values():
-            most = max(names, key=lambda name: expected.get(name, 0))
-            new = max(expected.get(most, 0) - sum(self.here.get(name, 0) for name in names), 0)
-            expected |= {name: new if name == most else 0 for name in names if name in expected}
-        return expected
 
     def _in_memory(self) -> int:
         release_memory()

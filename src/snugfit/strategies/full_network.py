@@ -129,7 +129,6 @@ def network_probe(
         limit,
         sizes=largest_parts(limit) if hold else (),
         layers=weight_layers(chain),
-        kernels=PLAIN_PROBE,
         longest_seconds=LONGEST_STEP_SECONDS,
         headroom=partial(_expected_headroom, workload, sum(unit.parameters for unit in chain.all_units)),
     )

@@ -434,47 +434,6 @@ def test_what_another_process_measured_counts_with_what_it_left_in_memory(tmp_pa
     assert again.lines["p"].bytes_at(8) == first.lines["p"].bytes_at(8) + first.lines["p"].shape_bytes
 
 
-def test_a_batch_that_another_process_measured_first_counts_with_its_kernels_once(tmp_path):
-    """A single batch size leaves 30 bytes; they are in memory, or expected to be, and not in the line as well."""
-
-    def measured():
-        machine = Machine(budget=100_000)
-
-        def grow(batch):
-            machine.resting = max(machine.resting, 1030)
-
-        made, _ = probe(machine, 1000, 10, on_step=grow, sizes=(64,))
-        profile = measure_probes(
-            [replace(made, same="conv")], machine, machine, lambda *_: None, Measurements(tmp_path)
-        )
-        return profile.base_bytes, profile.lines["p"].bytes_at(64)
-
-    first = measured()
-    assert first[0] == 1030
-    assert measured() == first
-
-
-def test_kernels_that_several_probes_share_count_once_whichever_process_measured_them(tmp_path):
-    """Each of two probes leaves 50 bytes in a process without the kernels of both, and the second 5 of its own."""
-
-    def base(*names, kernels="network"):
-        machine = Machine(budget=3000)
-
-        def leaving(name):
-            def build():
-                machine.kept = max(machine.kept, 50)
-                machine.kept += {"a": 0, "b": 5}[name]
-                return machine.take
-
-            return Probe(name, build, lambda batch: 1, 64, same=f"{name}{kernels}", kernels=kernels)
-
-        probes = [leaving(name) for name in names]
-        return measure_probes(probes, machine, machine, lambda *_: None, Measurements(tmp_path)).base_bytes - 1000
-
-    assert [base("a"), base("a", "b"), base("a", "b"), base("b")] == [50, 55, 55, 55]
-    assert [base("a", kernels=""), base("a", "b", kernels="")] == [50, 105], "unknown kernels may differ"
-
-
 def test_what_another_strategy_left_elsewhere_does_not_count_to_this_one(tmp_path):
     """A strategy whose probes left 50 bytes trains without the 30 that another's left in another process."""
     known = Measurements(tmp_path)
