@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,10 @@ def test_a_resumed_run_takes_the_loss_again(tmp_path: Path) -> None:
         plan.run((stop_at_step_2,), out=tmp_path / "run", stop=stop)
     with pytest.raises(UsageError, match="loss of your own; pass it again"):
         snugfit.resume(tmp_path / "run", (), model=network())
+    with pytest.raises(UsageError, match="not the mean over the images"):
+        snugfit.resume(tmp_path / "run", (), model=network(), loss=nn.CrossEntropyLoss(reduction="sum"))
+    with pytest.raises(UsageError, match="pass a function"):
+        snugfit.resume(tmp_path / "run", (), model=network(), loss="focal")
     snugfit.resume(tmp_path / "run", (), model=network(), loss=focal)
     assert_same(whole, load_file(tmp_path / "run" / "model.safetensors"))
 
@@ -87,7 +92,7 @@ def test_a_loss_is_tried_and_measured_in_every_plan() -> None:
     for _ in range(2):
         calls.clear()
         plan = snugfit.plan(network(), "digits", loss=counted, strategy="backprop", **OPTIONS)
-        assert calls[:2] == [4, 8] and 20 in calls[2:]
+        assert calls[:3] == [4, 2, 2] and 20 in calls[3:]
     (trial,) = plan.compare(steps=1)
     assert trial.error is None
 
@@ -101,5 +106,24 @@ def test_what_changes_cross_entropy_alone_is_refused(options: dict[str, Any], lo
 
 
 def test_a_sum_is_refused_before_anything_is_measured() -> None:
-    with pytest.raises(UsageError, match="loss= is a sum over the batch"):
+    with pytest.raises(UsageError, match="loss= is not the mean over the images of a batch"):
         snugfit.plan(network(), "digits", loss=nn.CrossEntropyLoss(reduction="sum"), **OPTIONS)
+
+
+def test_the_name_of_losses_from_python_names_none() -> None:
+    with pytest.raises(UsageError, match="pass the function itself"):
+        snugfit.plan(network(), "digits", loss="python", **OPTIONS)
+
+
+def test_a_loss_is_not_copied_with_the_network() -> None:
+    """It may hold what cannot be copied, or much that need not be."""
+
+    class Locked:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+            with self.lock:
+                return F.cross_entropy(logits, labels)
+
+    assert snugfit.plan(network(), "digits", loss=Locked(), strategy="backprop", **OPTIONS).plan.choice is not None

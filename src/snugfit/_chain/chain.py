@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -45,6 +46,12 @@ class Chain:
     input_shape: tuple[int, ...]
     undivided: str = ""
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Chain:
+        """A copy with its own weights; the caller's loss is shared."""
+        shared = copy.copy(self)
+        shared.units, shared.head = copy.deepcopy((self.units, self.head), memo)
+        return shared
 
     @classmethod
     def from_any_module(cls, model: nn.Module, input_shape: tuple[int, int, int], name: str = "") -> Chain:

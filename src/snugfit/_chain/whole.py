@@ -28,10 +28,11 @@ def whole_unit(model: nn.Module, input_shape: tuple[int, ...], name: str) -> Uni
 
     Raises:
         ModelError: nothing in it can be trained, it does not run on such an input, does not return one tensor, or has
-            hooks that would be lost when weights are loaded.
+            hooks or tensors that would be lost when weights are loaded.
     """
     if not any(True for _ in model.parameters()):
         raise ModelError(f"{name} has no parameters: there is nothing to train.")
+    _refuse_plain_tensors(model, name)
     require_kept_weights(model)
     for training in (True, False):
         output = run_synthetic(model, input_shape, training, name)
@@ -44,6 +45,18 @@ def whole_unit(model: nn.Module, input_shape: tuple[int, ...], name: str) -> Uni
     module = cast(fx.GraphModule, model)  # strategies that read graphs refuse it (``Chain.reasons_against_units``)
     shape = tuple(output.shape[1:])
     return Unit(NAME, module, tuple(input_shape), shape, map_shape=shape, whole=True)
+
+
+def _refuse_plain_tensors(model: nn.Module, name: str) -> None:
+    """Refuse tensors of any shape that are attributes only, which no copy without weights can be given again."""
+    for path, layer in model.named_modules():
+        for key, value in vars(layer).items():
+            if isinstance(value, torch.Tensor):
+                place = ".".join(filter(None, (path, key)))
+                raise ModelError(
+                    f"{name} has the tensor {place}, which is neither a parameter nor a buffer; make it one with "
+                    f'self.register_buffer("{key}", ..., persistent=False).'
+                )
 
 
 def on_meta_or(run: Callable[[], Result], instead: Result, *, whole: bool) -> Result:

@@ -106,8 +106,8 @@ class StepEstimate:
         layer: where the peak is: a module's name, ``loss`` or ``update``.
         during: in which pass.
         at_peak: bytes of every kind at the peak; they sum to it.
-        whole: bytes of every kind where it is largest. The peak is below their sum where kinds do not meet: activations
-            are freed as gradients of weights come.
+        whole: bytes of every kind but temporaries where it is largest. The peak may be below their sum: activations are
+            freed as gradients of weights come.
         fits: whether it is expected to fit the memory budget; None without one.
         measured_bytes: peak of the process in real steps, above what it had before; None if not measured.
         lower: what would lower the peak.

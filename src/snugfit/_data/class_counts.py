@@ -24,7 +24,7 @@ def class_notes(labels: np.ndarray, names: Sequence[str], *, weighted: bool = Fa
             f"{few} of {len(names)} classes have fewer than {FEW_IMAGES} training images, '{names[least]}' has "
             f"{smallest}; pre-trained --weights need fewer than random ones"
         )
-    if largest > UNBALANCED * smallest and not weighted:
+    if smallest and largest > UNBALANCED * smallest and not weighted:
         notes.append(
             f"classes are unbalanced: '{names[most]}' has {largest} training images, '{names[least]}' has {smallest}; "
             "--class-weights balanced counts rare classes more (backprop and checkpoint)"

@@ -14,6 +14,7 @@ from torch import nn
 from snugfit import _data as datasets
 from snugfit import _models as models
 from snugfit._chain import Chain, UnitStore, initialise_by_reset, release, spill_module
+from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.options import data_sets_in
 from snugfit._core.registry import config_of, considered, find_config, strategies, strategy_class
 from snugfit._core.request import Request
@@ -158,6 +159,8 @@ def assemble(
 
     Data, module and loss are those that the request names, unless the caller passed them from Python.
     """
+    if (request.training.loss == FROM_PYTHON) != (loss is not None):
+        raise UsageError(f"loss={request.training.loss!r} is a loss from Python: pass the function itself as loss=.")
     splits = splits or load_splits(request)
     name, shape = request.model.model, splits.image_shape
     if module is None:

@@ -69,8 +69,6 @@ def _on_meta(model: str | ModuleOrFactory, options: EstimateOptions) -> tuple[nn
 def _step(network: StepCounter, batch: int, memory: int | None) -> StepEstimate:
     counter = network.by_kind(batch)
     at_peak: dict[Any, int] = counter.bytes_at_peak()
-    trained = sum(each.nbytes for each in network.module.parameters() if each.requires_grad)
-    whole = {**at_peak, "gradients": trained, "activations": counter.saved}
     during: Literal["forward", "backward", "update"]
     during = "update" if counter.peak_layer == UPDATE else "backward" if counter.peak_backward else "forward"
     return StepEstimate(
@@ -79,8 +77,8 @@ def _step(network: StepCounter, batch: int, memory: int | None) -> StepEstimate:
         layer=counter.peak_layer,
         during=during,
         at_peak=at_peak,
-        whole=whole,
-        lower=reductions(network, batch, memory),
+        whole={kind: counter.marked[kind] for kind in at_peak if kind != "temporaries"},
+        lower=reductions(network, batch, memory, counter.peak),
         fits=None if memory is None else counter.peak + PROCESS_EXTRA_BYTES <= memory,
     )
 

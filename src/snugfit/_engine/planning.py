@@ -71,7 +71,7 @@ def _notes(assembly: Assembly, *, measures: bool) -> Iterator[str]:
     splits, workload = assembly.splits, assembly.workload
     yield from splits.notes
     if measures and workload.task == "classify":
-        weighted = bool(workload.class_weights)
+        weighted = bool(workload.class_weights) or workload.loss != "cross-entropy"
         yield from class_notes(splits.train.labels, splits.class_names, weighted=weighted)
     if assembly.chain.undivided:
         yield f"the network is trained as a whole, since it cannot be divided into units: {assembly.chain.undivided}"

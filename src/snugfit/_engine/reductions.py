@@ -14,10 +14,11 @@ PARTS = 4
 """Micro-batches that are counted without a budget."""
 
 
-def reductions(network: StepCounter, batch: int, memory: int | None) -> tuple[Reduction, ...]:
-    """Changes to a step of ``batch`` images, with their peaks."""
+def reductions(network: StepCounter, batch: int, memory: int | None, peak: int) -> tuple[Reduction, ...]:
+    """Changes to a step of ``batch`` images, with their peaks beside that of the step as it is."""
     found = [_release(network, batch), *_micro_batches(network, batch, memory), *_int8(network, batch)]
     found.append(_recomputation(network, batch, memory))
+    found = [each if (each.peak_bytes or 0) < peak else replace(each, why="does not lower this peak") for each in found]
     if memory is None:
         return tuple(found)
     return tuple(
@@ -41,7 +42,7 @@ def _micro_batches(network: StepCounter, batch: int, memory: int | None) -> list
     while memory is not None and peak + PROCESS_EXTRA_BYTES > memory and 2 * parts <= most:
         parts *= 2
         peak = network.peak(batch, parts=parts)
-    norms = "; batch norms see one part at a time" if network.fewest > 1 else ""
+    norms = "; batch norms see one part at a time" if network.has_batch_norms else ""
     why = f"{parts} parts of up to {part_sizes(batch, parts)[0]} images, whose gradients are summed{norms}"
     return [Reduction("micro-batches", peak, why)]
 

@@ -41,7 +41,7 @@ from snugfit._storage.outputs import require_folder, require_run_folder
 from snugfit._storage.run_folder import read_data, read_record
 from snugfit._training.events import Notice, RunStarted, Subscriber
 from snugfit._training.launch import World
-from snugfit._training.losses import Loss
+from snugfit._training.losses import Loss, check_loss
 from snugfit._training.metrics import METRICS_FILE
 from snugfit._training.run import Job, Machine, Run
 from snugfit._training.stopping import StopFlag
@@ -119,6 +119,7 @@ def reopen(folder: Path, model: ModuleOrFactory | None = None, data: Any = None,
     device = choose_device(request.machine.device)
     with run_limit(plan, resting, device):
         assembly = assemble(request, None if data is None else own_splits(data, request), model, loss)
+        check_loss(loss, assembly.workload.classes, device)
     if replace(assembly.workload, data=plan.workload.data) != plan.workload:
         raise CheckpointError(f"model or data have changed since the run in {folder} began; start a new run.")
     return Planned(plan, profile, assembly, resting)

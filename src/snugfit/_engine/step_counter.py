@@ -31,7 +31,7 @@ from snugfit.lean.bfloat16_weights import store_bfloat16
 from snugfit.memory import MemoryLimit, is_out_of_memory, make_meter, tensor_peak_bytes
 from snugfit.memory.step_bytes import UPDATE, StepBytes
 from snugfit.memory.tensors import LiveBytes
-from snugfit.profiling import Probe, measure_probe
+from snugfit.profiling import Probe, measure_probe, smallest_floor
 from snugfit.strategies.memory_estimates import fill_synthetic_weights
 from snugfit.strategies.recomputation.forward import recomputing_forward
 from snugfit.strategies.recomputation.schedule import Schedule
@@ -68,10 +68,15 @@ class StepCounter:
             self.not_divided = str(error)
             return None
 
+    @property
+    def has_batch_norms(self) -> bool:
+        """Whether images of a step depend on each other."""
+        return any(isinstance(layer, _BatchNorm) for layer in self.module.modules())
+
     @cached_property
     def fewest(self) -> int:
-        """Fewest images of a step: batch norms cannot train on one."""
-        return 1 + any(isinstance(layer, _BatchNorm) for layer in self.module.modules())
+        """Fewest images of a step: batch norms cannot train on one value per channel."""
+        return smallest_floor(self.peak)[0]
 
     def workload(self, batch: int, settings: OptimizerSettings | None = None) -> Workload:
         """The workload of steps of ``batch`` images."""
@@ -82,12 +87,17 @@ class StepCounter:
             precision=options.precision, weight_dtype=options.weight_dtype,
         )  # fmt: skip
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the images: the first parameter's."""
+        return next(each.dtype for each in self.module.parameters() if each.is_floating_point())
+
     @cached_property
     def map_shape(self) -> tuple[int, ...]:
         """Shape of the network's outputs (B, K, ...) behind B and K, such as () for logits."""
         module = copy.deepcopy(self.module)
         with torch.no_grad(), torch.device("meta"), LiveBytes():
-            output = module(torch.empty((self.fewest, *self.shape)))
+            output = module(torch.empty((2, *self.shape), dtype=self.dtype))
         if not isinstance(output, Tensor) or output.dim() < 2 or not output.is_floating_point():
             found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
             raise ModelError(
@@ -98,10 +108,10 @@ class StepCounter:
 
     def batches(self, device: str) -> Callable[[int], tuple[Tensor, Tensor]]:
         """What makes synthetic images (B, C, H, W) in channels_last, and classes (B, ...) for outputs (B, K, ...)."""
-        image, label = self.shape, self.map_shape  # of which nothing is left once tensors are counted
+        image, label, dtype = self.shape, self.map_shape, self.dtype  # no tensors, which would count
 
         def make(batch: int) -> tuple[Tensor, Tensor]:
-            images = torch.empty((batch, *image), device=device, memory_format=torch.channels_last)
+            images = torch.empty((batch, *image), dtype=dtype, device=device, memory_format=torch.channels_last)
             labels = torch.zeros((batch, *label), dtype=torch.int64, device=device)
             return images if device == "meta" else images.normal_(), labels
 

@@ -144,7 +144,7 @@ class _Search:
         with self.measuring.limit.allow_address_space(META_PASS_BYTES):
             reasons = {s.name: _reasons(s, workload, chain, hardware, alone=single) for s in strategies}
             prepared = [_prepared(each, workload, chain) for each in strategies if not reasons[each.name]]
-            network = "\n".join(describe(unit.module) for unit in chain.all_units)
+            network = _description(workload, chain)
             made = [each.probes(workload, chain, hardware) for each in prepared]
             able: list[_Prober] = [
                 (strategy, [_identified(probe, strategy, workload, network) for probe in probes])
@@ -175,14 +175,24 @@ def _last_resort(name: str, aim: Aim) -> str:
     return f"{find_config(name).last_resort or name}: measured only where nothing {other} fits"
 
 
+def _description(workload: Workload, chain: Chain) -> str:
+    """What a network computes, as text; empty if no text describes it.
+
+    That is so with a loss from Python, and for the forward pass of a network without a graph.
+    """
+    if workload.loss == "python" or chain.undivided:
+        return ""
+    return "\n".join(describe(unit.module) for unit in chain.all_units)
+
+
 def _identified(probe: Measured, strategy: Strategy, workload: Workload, network: str) -> Measured:
     """Return the probe with a key of everything that its measurement depends on, except the machine.
 
     On one machine, measurements with equal keys are interchangeable. The probe's own key, if any, replaces the
-    description of the network. Counts of images, epochs, seed and learning rate are not part of the key. Without a key,
-    it is measured in every plan: a loss from Python may be another one each time.
+    description of the network. Counts of images, epochs, seed and learning rate are not part of the key. Without a
+    ``network``, it has no key, and is measured in every plan.
     """
-    if workload.loss == "python":
+    if not network:
         return replace(probe, same="")
     part = probe.same or f"{probe.name}\n{network}"
     optimizer = workload.optimizer

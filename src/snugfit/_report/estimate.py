@@ -45,11 +45,11 @@ def lines(found: MemoryEstimate) -> Iterator[str]:
 
 
 def _kinds(found: MemoryEstimate) -> Table:
-    """Bytes by kind, at the peak and where each is largest."""
+    """Bytes by kind, at the peak and where each is largest, which is not known of temporaries."""
     heads = [head for step in found.steps for head in (f"batch {step.batch_size},\nat the peak", "at most")]
     rows = []
     for kind, name in KINDS.items():
-        sizes = [size(each[kind]) for step in found.steps for each in (step.at_peak, step.whole)]
+        sizes = [size(each.get(kind)) for step in found.steps for each in (step.at_peak, step.whole)]
         rows.append((name, *sizes))
     rows.append(("peak", *(text for step in found.steps for text in (size(step.peak_bytes), ""))))
     if any(step.measured_bytes for step in found.steps):

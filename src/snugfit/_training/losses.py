@@ -28,20 +28,25 @@ def check_loss(loss: Loss | None, classes: int, device: torch.device) -> None:
     """Refuse a loss from Python, if there is one, that is not the mean over a batch; it is called on the device.
 
     Raises:
-        UsageError: it fails, does not return a scalar with a gradient, is a sum over the batch, or has parameters.
+        UsageError: it fails, does not return a scalar with a gradient, is not the mean over a batch, or has parameters
+            to train.
     """
     if loss is None:
         return
-    if isinstance(loss, nn.Module) and any(True for _ in loss.parameters()):
+    if not callable(loss):
+        raise UsageError(f"loss= is {loss!r}; pass a function of logits and labels.")
+    if isinstance(loss, nn.Module) and any(each.requires_grad for each in loss.parameters()):
         raise UsageError("loss= has parameters, which would not be trained; make them part of the model.")
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(4, classes, generator=generator).to(device).requires_grad_()
-    labels = torch.randint(classes, (4,), generator=generator).to(device)
-    once, twice = (_value(loss, logits.repeat(times, 1), labels.repeat(times)) for times in (1, 2))
-    if once and abs(twice / once - 2) < 1e-4:
+    labels = (torch.arange(4) % classes).to(device)
+    whole = _value(loss, logits, labels)
+    halves = [_value(loss, logits[part], labels[part]) for part in (slice(2), slice(2, 4))]
+    if abs(whole - sum(halves) / 2) > 1e-4 * max(abs(whole), 1e-4):
         raise UsageError(
-            "loss= is a sum over the batch: it doubles when every image comes twice. Return the mean, because "
-            "micro-batches are weighted by their images."
+            f"loss= is not the mean over the images of a batch: it is {whole:.4g} for four images, and {halves[0]:.4g} "
+            f"and {halves[1]:.4g} for two of them each. Return the mean, because micro-batches are weighted by their "
+            "images; class_weights= weights classes."
         )
 
 

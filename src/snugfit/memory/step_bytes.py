@@ -25,13 +25,15 @@ class StepBytes(LiveBytes):
     Attributes:
         layer: name of the innermost module that is running, or ``LOSS`` or ``UPDATE``.
         backward: whether that is in its backward pass.
-        saved: bytes saved for the backward pass since :meth:`restart`, each storage once.
+        marked: bytes of every kind but temporaries, each storage once; of images, activations and gradients those since
+            :meth:`restart`.
     """
 
     def __init__(self, module: nn.Module) -> None:
         """Start with the parameters and buffers of a module, whose layers are to be named."""
         super().__init__()
-        self.module, self.layer, self.backward, self.saved = module, LOSS, False, 0
+        self.module, self.layer, self.backward = module, LOSS, False
+        self.marked: Counter[Kind] = Counter()
         self._at_peak: tuple[list[LiveStorage], str, bool] = ([], LOSS, False)
         for parameter in module.parameters():
             self.mark(parameter, "parameters")
@@ -44,7 +46,7 @@ class StepBytes(LiveBytes):
         found = self._seen[storage_id(tensor)]
         if found.kind == "temporaries":
             found.kind = kind
-            self.saved += found.bytes * (kind == "activations")
+            self.marked[kind] += found.bytes
 
     def reach(self, size: int) -> None:
         """So many bytes are alive; at a new peak, note which."""
@@ -53,7 +55,9 @@ class StepBytes(LiveBytes):
 
     def restart(self) -> None:
         """Forget the peak of earlier steps."""
-        self.peak = self.saved = 0
+        self.peak = 0
+        for kind in ("batch", "activations", "gradients"):
+            del self.marked[kind]
         self.reach(self.live)
 
     def enter(self, layer: str) -> None:

@@ -59,6 +59,10 @@ class Answers(nn.Module):
         (Answers(lambda module, x: (x, x)), r"^Answers returns tuple in training mode, and must return one tensor"),
         (Answers(lambda module, x: x if module.training else {"logits": x}), "returns dict in evaluation mode"),
         (Answers(lambda module, x: x @ torch.ones(3, 3)), "^Answers does not run on an input of shape 1x16x16: "),
+        (
+            Answers(torch.ones(3)),
+            "^Answers has the tensor answer, which is neither a parameter nor a buffer",
+        ),
         (nn.Flatten(), "^Flatten has no parameters: there is nothing to train"),
     ],
 )

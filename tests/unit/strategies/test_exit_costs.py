@@ -46,6 +46,22 @@ def test_no_exit_holds_more_and_the_largest_nearly_as_much(loss):
     assert max(peaks) <= bound <= max(peaks) + largest_layer + 2 * images * 3 * 16 * 16 * 5
 
 
+def test_weights_of_functional_calls_count_as_those_of_layers_do():
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(64, 8, 3, 3))
+
+        def forward(self, x):
+            return nn.functional.conv2d(x, self.weight, padding=1)
+
+    def weights_of(layer):
+        network = nn.Sequential(*conv(3, 8), layer, *conv(64, 4), nn.Flatten(), nn.Linear(1024, 2)).to("meta")
+        return max(weights for weights, _ in exit_costs(Layout.of(Chain.from_module(network, SHAPE), "aan", 2)))
+
+    assert weights_of(Functional()) >= weights_of(nn.Conv2d(8, 64, 3, padding=1, bias=False))
+
+
 def test_one_exit_holds_what_its_own_model_does():
     layout, images = Layout.of(chain(), "aan", 10), 5
     for index in range(len(layout)):

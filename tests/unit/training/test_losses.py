@@ -43,7 +43,7 @@ def test_a_task_uses_a_loss_from_python_but_not_on_the_meta_device():
     assert weighted.loss(logits().to("meta"), LABELS.to("meta")).is_meta
 
 
-@pytest.mark.parametrize("loss", [None, mean_error, F.cross_entropy, nn.CrossEntropyLoss(torch.tensor([1.0, 2, 3]))])
+@pytest.mark.parametrize("loss", [None, mean_error, F.cross_entropy, nn.CrossEntropyLoss(label_smoothing=0.1)])
 def test_means_are_taken(loss):
     check_loss(loss, 3, CPU)
 
@@ -60,7 +60,9 @@ class Learned(nn.Module):
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
-        (lambda outputs, labels: F.cross_entropy(outputs, labels, reduction="sum"), "is a sum over the batch"),
+        (lambda outputs, labels: F.cross_entropy(outputs, labels, reduction="sum"), "is not the mean over the images"),
+        (nn.CrossEntropyLoss(torch.tensor([1.0, 2, 3])), "is not the mean over .* class_weights= weights classes"),
+        ("focal", "is 'focal'; pass a function"),
         (lambda outputs, labels: F.cross_entropy(outputs, labels, reduction="none"), "a tensor of shape \\(4,\\) for"),
         (lambda outputs, labels: F.cross_entropy(outputs, labels).item(), "returned float for logits of shape"),
         (lambda outputs, labels: F.cross_entropy(outputs, labels).detach(), "without a gradient"),

@@ -29,6 +29,8 @@ from snugfit._upstream import to_channels_last
 from snugfit.errors import CheckpointError
 from snugfit.local import LocalLoss
 from snugfit.local.assignment import HeadLoss, Layout
+from snugfit.memory import meta
+from snugfit.profiling import META_PASS_BYTES
 from snugfit.strategies.blockwise.blocks import RECOMPUTED_CHUNK
 from snugfit.strategies.blockwise.config import BlockwiseSettings
 from snugfit.strategies.blockwise.exit_costs import bytes_of_test, exit_costs, in_memory
@@ -342,9 +344,11 @@ class Controller:
         layers = dict(self.strategy.exit_costs).get(self.strategy.local_loss)
         if layers is None:  # a plan of an earlier version
             return phase
+        with run.limit.allow_address_space(META_PASS_BYTES):
+            tested = exit_costs(self._exit_layout(), index)
+            meta.forget()
         most, needed = (
-            bytes_of_test(in_memory(each, run.profile, run.device.type), phase.batch_size)
-            for each in (layers, exit_costs(self._exit_layout(), index))
+            bytes_of_test(in_memory(each, run.profile, run.device.type), phase.batch_size) for each in (layers, tested)
         )
         return replace(phase, peak_bytes=phase.peak_bytes - int((most - needed) * (1 + SAFETY)))
 

@@ -54,23 +54,27 @@ def bytes_of_test(layers: Iterable[LayerCost], images: int) -> int:
 
 
 def _pass(module: nn.Module, forward: Callable[[Tensor], object], shape: Sequence[int]) -> list[LayerCost]:
-    """Bytes of weights and of one image in memory at every layer, and the peak of feature maps, without weights.
+    """Bytes of weights and of one image in memory at every layer, and at the peak of feature maps.
 
     ``forward`` takes images (B, ...). It is not called through the module, whose call would keep its input.
     """
     memory_format = torch.channels_last if len(shape) == 3 else torch.contiguous_format
     counter, found = LiveBytes([*module.eval().parameters(), *module.buffers()]), list[LayerCost]()
-    held = counter.live
+    held, others = counter.live, {id(each): each.nbytes for each in module.parameters()}
 
     def note(layer: nn.Module, *_: object) -> None:
-        weights = max((each.nbytes for each in layer.parameters(recurse=False)), default=0)
-        found.append((weights, -(-(counter.live - held) // IMAGES)))
+        own = {id(each): each.nbytes for each in layer.parameters(recurse=False)}
+        found.append((max(own.values(), default=0), -(-(counter.live - held) // IMAGES)))
+        if not any(layer.children()):
+            for key in own:
+                others.pop(key, None)
 
     for layer in module.modules():
         layer.register_forward_hook(note)
     with torch.no_grad(), counter:
         forward(torch.empty((IMAGES, *shape), device="meta", memory_format=memory_format))
-    return [*found, (0, -(-(counter.peak - held) // IMAGES))]
+    # weights that no layer without children reads may be read at the peak: those of functional calls and of attention
+    return [*found, (max(others.values(), default=0), -(-(counter.peak - held) // IMAGES))]
 
 
 def _largest(costs: Iterable[LayerCost]) -> list[LayerCost]:
