@@ -3,7 +3,8 @@
 On Linux two independent readings are taken, and the larger one counts. The kernel's high-water mark (VmHWM) is reset at
 every mark. Its value at the next mark, minus the file-backed pages resident by then, is the peak of private anonymous
 memory in between, or less if file-backed pages grew. A thread samples RssAnon, which file-backed pages do not affect;
-it may miss a short peak. Elsewhere the peak is the largest reading at the marks.
+it may miss a short peak. Where the system drops file-backed pages meanwhile, those of the largest sample are
+subtracted, or the reading would be too large by what was dropped. Elsewhere the peak is the largest reading at marks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import threading
 import weakref
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -42,22 +43,36 @@ class PeakMeter(Protocol):
         """Begin a new interval: the peak becomes the current value."""
 
 
-class AnonSampler:
-    """The largest RssAnon of this process in bytes, sampled in a thread, if a limit leaves memory for one."""
+class Samples(NamedTuple):
+    """What was sampled since the last call, in bytes; 0 without samples.
+
+    Attributes:
+        anon: largest RssAnon.
+        resident: largest resident set.
+        shared: file-backed and shared pages of it.
+    """
+
+    anon: int = 0
+    resident: int = 0
+    shared: int = 0
+
+
+class MemorySampler:
+    """Memory of this process, sampled in a thread, if a limit leaves memory for one."""
 
     def __init__(self) -> None:
-        self._highest = 0
+        self._samples = Samples()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         # Thread.start would wait for ever for a thread that lacks the memory to begin.
         with contextlib.suppress(RuntimeError, MemoryError):
             _thread.start_new_thread(self._run, ())
 
-    def take(self) -> int:
-        """The largest sample since the last call, 0 without samples."""
+    def take(self) -> Samples:
+        """The samples since the last call."""
         with self._lock:
-            highest, self._highest = self._highest, 0
-        return highest
+            samples, self._samples = self._samples, Samples()
+        return samples
 
     def stop(self) -> None:
         """End the thread."""
@@ -70,10 +85,11 @@ class AnonSampler:
                     self._sample(statm.fileno())
 
     def _sample(self, statm: int) -> None:
-        _, resident, shared, *_ = os.pread(statm, 128, 0).split()
-        anon = (int(resident) - int(shared)) * _PAGE_BYTES
+        _, resident, shared, *_ = (int(pages) * _PAGE_BYTES for pages in os.pread(statm, 128, 0).split())
         with self._lock:
-            self._highest = max(self._highest, anon)
+            before = self._samples
+            most = max((resident, shared), (before.resident, before.shared))
+            self._samples = Samples(max(before.anon, resident - shared), *most)
 
 
 class ProcessMeter:
@@ -89,7 +105,7 @@ class ProcessMeter:
         self.metric = "RssAnon peak above baseline" if self.exact else "unique set at step ends above baseline"
         self.current_bytes = self.peak_bytes = self.total_bytes = 0
         self._others = OtherProcesses(baseline.waiting)
-        self._sampler = AnonSampler() if self.exact else None
+        self._sampler = MemorySampler() if self.exact else None
         if self._sampler is not None:
             weakref.finalize(self, self._sampler.stop)
         self.restart()
@@ -97,16 +113,15 @@ class ProcessMeter:
     def mark(self) -> int:
         """Record everything since the last mark.
 
-        The reading is too large only if the system dropped file-backed pages in between; so a phase that maps its
-        weights marks at every batch.
+        The reading is too large only if file-backed pages were dropped in between and no sample tells; so a phase that
+        maps its weights marks at every batch.
         """
         status = read_status()
-        candidates = [status.anon]
+        samples = Samples() if self._sampler is None else self._sampler.take()
+        candidates = [status.anon, samples.anon]
         if self.exact:
-            candidates.append(status.high_water - status.file - status.shmem)
+            candidates.append(status.high_water - max(status.file + status.shmem, samples.shared))
             reset_high_water()
-        if self._sampler is not None:
-            candidates.append(self._sampler.take())
         resting = self._resting
         self.current_bytes = status.anon - resting
         self.peak_bytes = max(self.peak_bytes, max(candidates) - resting)

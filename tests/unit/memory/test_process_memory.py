@@ -100,6 +100,31 @@ def measure_while_file_maps_grow():
             "threads": threads, "left": left}  # fmt: skip
 
 
+def measure_while_file_maps_are_dropped():
+    """A peak beside 30 MB of a mapped file that are not resident any more when the meter is marked."""
+    import mmap
+    import tempfile
+    import time
+
+    import torch
+
+    from snugfit.memory import make_meter, prepare_process, read_status
+
+    baseline = prepare_process(1)
+    with tempfile.TemporaryFile() as file:
+        file.truncate(30_000_000)
+        meter = make_meter(baseline, torch.device("cpu"))
+        with mmap.mmap(file.fileno(), 30_000_000, prot=mmap.PROT_READ) as mapped:
+            touched = sum(mapped[at] for at in range(0, 30_000_000, 4096))
+            meter.restart()
+            block = torch.ones(5_000_000)
+            time.sleep(0.3)
+            del block
+    status = read_status()
+    by_file_pages_now = status.high_water - status.file - status.shmem - baseline.anon
+    return {"marked": meter.mark(), "by_file_pages_now": by_file_pages_now, "touched": touched}
+
+
 def multiply_one_sample():
     """A convolution of one sample in one thread, which torch computes by matrix products with MKL's own buffers."""
     import torch
@@ -129,6 +154,7 @@ def in_own_process(fresh_process):
         prepare_twice,
         measure_known_allocations,
         measure_while_file_maps_grow,
+        measure_while_file_maps_are_dropped,
         allocate_under_a_limit,
         reserve_address_space,
         train_in_a_small_budget,
@@ -336,6 +362,13 @@ def test_file_maps_that_grow_hide_no_peak_from_the_meter(in_own_process):
 
 
 @linux
+def test_file_maps_that_are_dropped_do_not_count(in_own_process):
+    seen = in_own_process["measure_while_file_maps_are_dropped"]
+    assert seen["by_file_pages_now"] > 45 * MB, "the kernel's mark alone counts what was dropped"
+    assert seen["marked"] == pytest.approx(20 * MB, abs=MB)
+
+
+@linux
 def test_status_reads_what_the_kernel_says():
     status = read_status()
     assert has_proc()
@@ -387,12 +420,12 @@ def test_a_limit_without_a_budget_changes_nothing():
 
 WITHOUT_MEMORY = """
 import resource
-from snugfit.memory.meter import AnonSampler
+from snugfit.memory.meter import MemorySampler
 hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
 resource.setrlimit(resource.RLIMIT_DATA, (1, hard))
-samplers = [AnonSampler() for _ in range(40)]
+samplers = [MemorySampler() for _ in range(40)]
 resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-print(all(sampler.take() >= 0 for sampler in samplers))
+print(all(sampler.take().anon >= 0 for sampler in samplers))
 """
 
 
