@@ -128,9 +128,21 @@ def test_python_of_tiles(tmp_path):
     assert "tiled" in run(code_blocks(ROOT / "docs/methods/tiled.md", "python")[0], tmp_path)
 
 
+def test_python_of_an_own_loss(tmp_path):
+    run(code_blocks(ROOT / "docs/methods/backprop.md", "python")[0] + "\nassert plan.plan.choice is not None", tmp_path)
+
+
+def test_python_of_an_estimate(tmp_path):
+    printed = run(code_blocks(ROOT / "docs/profiling.md", "python")[0], tmp_path)
+    assert "what would lower" in printed and int(printed.split()[-1]) > 0
+
+
 def test_no_page_is_left_out():
     """The code of docs/adding_a_strategy.md is run by test_plugins.py."""
-    elsewhere = {"adding_a_strategy", "detection", "howto/finished_runs", "methods/tiled", "own_training_loop"}
+    elsewhere = {
+        *("adding_a_strategy", "detection", "howto/finished_runs", "methods/backprop", "methods/tiled"),
+        *("own_training_loop", "profiling"),
+    }
     found = {name(page) for page in PAGES if code_blocks(page, "python")}
     assert found == {*TRAINING, *(f"docs/{page}.md" for page in elsewhere)}
 

@@ -25,6 +25,7 @@ from snugfit._training.initial_weights import check_weights
 from snugfit._training.losses import Loss, check_loss
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
 from snugfit.memory.process import late_bytes
+from snugfit.profiling import META_PASS_BYTES
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ def _planned(
 
     def attempt(memory_bytes: int | None, on_measured: Callable[[str, int, int], None] | None) -> Planned:
         with MemoryLimit(memory_bytes, resting, device) as limit:
-            assembly = assemble(request, splits, module, loss)
+            with limit.allow_address_space(META_PASS_BYTES):
+                assembly = assemble(request, splits, module, loss)
             check_loss(loss, assembly.workload.classes, device)
             if request.model.weights is not None:
                 check_weights(Path(request.model.weights), assembly.chain)
