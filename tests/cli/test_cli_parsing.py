@@ -60,10 +60,14 @@ def test_every_option_is_a_flag_that_sets_its_field_alone(group, field):
         "local_loss": "lls:basis=cosine",
         "module_units": "3",
         "class_weights": "1,2.5",
+        "input_shape": "3x32x32",
     }.get(field.name, value)
     flag = "--" + ("no-" if value is False else "") + field.name.replace("_", "-")
-    request = request_of("train", flag, *([] if isinstance(value, bool) else [str(value)]))
-    expected = dataclasses.replace(Request(), **{group: dataclasses.replace(GROUPS[group](), **{field.name: value})})
+    needed = {"input_shape": {"classes": 7}}.get(field.name, {})
+    more = [f"--{name}={number}" for name, number in needed.items()]
+    request = request_of("train", flag, *([] if isinstance(value, bool) else [str(value)]), *more)
+    given = dataclasses.replace(GROUPS[group](), **{field.name: value}, **needed)
+    expected = dataclasses.replace(Request(), **{group: given})
     assert request == expected
 
 

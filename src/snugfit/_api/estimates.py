@@ -77,10 +77,8 @@ def estimate(
             )
         options = {"batch_size": max(len(input), 1), **options}
         input = input.shape[1:]
-    if not isinstance(input, str):
-        if not isinstance(input, Sequence):
-            raise UsageError(f"the input is a shape like (3, 224, 224), or an example batch, not {shown(input)}.")
-        input = "x".join(map(str, input))
+    if not isinstance(input, Sequence):
+        raise UsageError(f"the input is a shape like (3, 224, 224), or an example batch, not {shown(input)}.")
     if isinstance(options.get("batch_size"), (list, tuple)):
         options["batch_size"] = ",".join(map(str, options["batch_size"]))
     chosen = from_keywords(EstimateOptions, {**options, "input_shape": input})

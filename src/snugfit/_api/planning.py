@@ -12,6 +12,7 @@ from torch import nn
 
 from snugfit._api.training import TrainedRecord, shown
 from snugfit._core.budget import Budget
+from snugfit._core.known import require_data
 from snugfit._core.option_groups import FROM_PYTHON, BudgetOptions, Trained
 from snugfit._core.options import Count, checked
 from snugfit._core.record import TRIAL_STEPS, Trial
@@ -77,6 +78,7 @@ class RunnablePlan(Planned):
             stop: ends the run between two steps once it is requested (by a subscriber, or another thread).
 
         Raises:
+            UsageError: it was planned without data.
             InfeasibleBudgetError: nothing fits the budget.
             InterruptedRunError: it was stopped; :func:`snugfit.resume` continues.
             SnugfitError: as training may raise; see ``snugfit.errors``.
@@ -84,6 +86,7 @@ class RunnablePlan(Planned):
         if self.plan.choice is None:
             raise infeasible_error(self.plan)
         self._require_processes()
+        require_data(self.assembly.request.data)
         return TrainedRecord(execute(self, shown(subscribers), out, stop), self.assembly.module)
 
     def compare(self, steps: int = TRIAL_STEPS, subscribers: Sequence[Subscriber] = ()) -> list[Trial]:
@@ -128,7 +131,7 @@ def plan_request(request: Request, subscribers: Sequence[Subscriber] = ()) -> Ru
 
 def plan(
     model: str | nn.Module | Callable[[], nn.Module] = "vgg16",
-    data: Any = "digits",
+    data: Any = None,
     budget: Budget | None = None,
     *,
     subscribers: Sequence[Subscriber] = (),
@@ -149,7 +152,8 @@ def plan(
         model: a name, a module, or a function that makes a module. A module is emptied when the plan runs: its weights
             move to disk, or they would count to the budget during the whole run. The record's ``model`` is trained.
         data: a name, ``folder:PATH``, :class:`snugfit.Splits`, a ``Dataset`` of (image, label), or a pair or
-            triple of them: training, validation and test.
+            triple of them: training, validation and test. By default it is ``digits``; or none, with the options
+            ``input_shape=(3, 32, 32)`` and ``classes``, for a plan that cannot run.
         budget: what may be used; unlimited by default. The options ``memory``, ``total_memory``, ``storage``,
             ``time_ratio`` and ``devices`` say the same.
         subscribers: called with every measured probe.
@@ -170,7 +174,7 @@ def plan(
     if not isinstance(model, str):
         module, model = model, FROM_PYTHON
     request = replace(request, model=replace(request.model, model=model))
-    name = str(data) if splits is None else FROM_PYTHON
+    name = FROM_PYTHON if splits is not None else None if data is None else str(data)
     request = replace(request, data=replace(request.data, data=name))
     if budget is not None:
         if request.budget != BudgetOptions():

@@ -24,6 +24,7 @@ def profile(
 
     ```
     snugfit profile --model resnet18 --data digits --batch-size 32 --tensors
+    snugfit profile --model resnet18 --input-shape 3x224x224 --classes 100
     snugfit profile --model mobilenet_v2 --data digits --image-size 224 --batch-size 8 --activation-memory --json
     ```
 

@@ -16,6 +16,7 @@ from snugfit._cli.output import FailedError, note, print_json
 from snugfit._cli.plan import planned
 from snugfit._cli.retries import plan_again
 from snugfit._core.documents import read_data
+from snugfit._core.known import require_data
 from snugfit._core.request import Request
 from snugfit._storage.outputs import require_folder, require_places
 from snugfit.errors import CheckpointError, UsageError
@@ -53,7 +54,8 @@ def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: Outp
 
 
 def _new_request(flags: RequestFlags) -> Request:
-    """The request, after a check that its folders can be written."""
+    """The request, after a check that it has data and that its folders can be written."""
+    require_data(flags.data)
     request = flags.request()
     if "WORLD_SIZE" not in os.environ:  # the gateway of a launch checks itself
         require_places(request.machine.out, request.machine.cache_dir)

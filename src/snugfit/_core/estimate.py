@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from snugfit._core.amounts import parse_batches, parse_shape
-from snugfit._core.options import Checked, Count, Size, Text, Workers
+from snugfit._core.amounts import parse_batches
+from snugfit._core.options import Checked, Count, InputShape, Size, Text, Workers
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import OptimizerName, OptimizerSettings, OptimizerState, Precision, WeightDtype
 from snugfit._quantities import format_bytes
@@ -30,8 +30,6 @@ KINDS = {
 """Kinds of memory (``memory.tensors.Kind``) in words, in the order in which they are shown. Temporaries are gradients
 of feature maps, results that no backward pass needs, copies and counted workspace."""
 
-InputShape = Annotated[str, Text("channels, height and width, like 3x224x224", parse_shape)]
-"""Shape of one image."""
 BatchSizes = Annotated[str, Text("whole numbers of images, like 32 or 32,64,128", parse_batches)]
 
 

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from typing import Any, get_args
 
+from snugfit._core.amounts import parse_shape
 from snugfit._core.budget import Aim
+from snugfit._core.option_groups import SYNTHETIC
 from snugfit._core.plan import Candidate, Cost, Plan, ranked
 from snugfit._core.registry import find_config, strategies
 from snugfit._core.request import Request
@@ -14,6 +16,9 @@ from snugfit._quantities import format_bytes, format_seconds
 
 CLOSE_RATIO = 1.05
 """Predictions that differ by less than this factor count as equal."""
+
+PLACEHOLDER = "DATA"
+"""What stands for the user's data in a command, if the plan was made without."""
 
 _AIMS: dict[Aim, str] = {
     "time": "the least time to finish",
@@ -31,7 +36,7 @@ def explanation_of(plan: Plan) -> tuple[str, ...]:
     sentences = [_chosen(plan, choice, choice.predicted), _gradients(plan, choice), *_updates(plan)]
     sentences += [*_smaller_steps(plan, choice), *_few_norm_images(plan)]
     sentences += _own_sentences(choice, choice.predicted)
-    sentences += [*_weights(plan), *_storage(plan, choice.predicted), *_other_aims(plan, choice)]
+    sentences += [*_weights(plan), *_storage(plan, choice.predicted), *_other_aims(plan, choice), *_no_data(plan)]
     return tuple(sentence for sentence in sentences if sentence)
 
 
@@ -183,6 +188,17 @@ def _other_aims(plan: Plan, choice: Candidate) -> Iterator[str]:
         )
 
 
+def _no_data(plan: Plan) -> Iterator[str]:
+    """The counts of images that were assumed without data, and how to train."""
+    work = plan.workload
+    if work.data == SYNTHETIC:
+        yield (
+            f"No data was read: times and storage are for {work.train_count:,} training images (--max-train), "
+            f"{work.val_count:,} to validate and {work.test_count:,} to test (--max-val)."
+        )
+        yield f"To train, name your data instead of {PLACEHOLDER} in the command: --data replaces --input-shape."
+
+
 def _changes(candidate: Candidate, aim: Aim) -> bool:
     return find_config(candidate.strategy).changes_with(candidate.settings, aim)
 
@@ -190,11 +206,15 @@ def _changes(candidate: Candidate, aim: Aim) -> bool:
 def command_of(request: Request, plan: Plan) -> tuple[str, ...] | None:
     """Arguments of the command that trains by a plan's choice, with ``snugfit cluster launch`` for several processes.
 
-    None if nothing was chosen, or if model, data or loss were passed from Python.
+    None if nothing was chosen, or if model, data or loss were passed from Python. With ``--input-shape`` it has a
+    placeholder for data.
     """
     choice = plan.choice
     if choice is None or request.from_python:
         return None
+    if request.data.input_shape is not None:
+        model = replace(request.model, image_size=parse_shape(request.data.input_shape)[-1])
+        request = replace(request, model=model, data=replace(request.data, data=PLACEHOLDER, input_shape=None))
     training = request.training
     own_default = find_config(choice.strategy).default_optimizer
     if request.strategy.strategy == "auto" and training.optimizer is None and own_default:

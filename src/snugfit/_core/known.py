@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from snugfit._core.option_groups import FROM_PYTHON, BaseRequest
+from snugfit._core.amounts import parse_shape
+from snugfit._core.option_groups import FROM_PYTHON, BaseRequest, DataOptions
 from snugfit._core.options import data_sets_in
 from snugfit._core.registry import LOCAL_LOSSES, MODELS, strategies
 from snugfit.errors import UnknownNameError, UsageError
@@ -19,6 +20,8 @@ DATA_SETS = (
 )
 """A test compares these names with ``_data/catalog.py``, which imports torch."""
 FOLDER = "folder:PATH"
+MOST_SYNTHETIC = 10**7
+"""Most images without data; each has a label in memory."""
 
 
 def check_names(request: BaseRequest) -> None:
@@ -28,10 +31,38 @@ def check_names(request: BaseRequest) -> None:
     check_model(request.model.model)
     if request.training.loss == FROM_PYTHON:
         raise UsageError("--loss python is a function of your own; pass it from Python: snugfit.plan(..., loss=...).")
-    if request.data.task == "classify" and request.data.data != FROM_PYTHON:
-        check_data_set(request.data.data)
+    check_shape(request)
+    if request.data.task == "classify" and request.data.data not in (None, FROM_PYTHON):
+        check_data_set(request.data.name)
     for name in data_sets_in(request.strategy).values():
         check_data_set(name)
+
+
+def check_shape(request: BaseRequest) -> None:
+    """Check that images of ``--input-shape``, if it is given, are described by it alone; raises UsageError."""
+    data, flag = request.data, f"--input-shape {request.data.input_shape}"
+    if data.input_shape is None:
+        return
+    _, height, width = parse_shape(data.input_shape)
+    if data.data is not None:
+        raise UsageError(f"{flag} is for plans without data; leave it out, or --data {data.data}.")
+    if data.task == "detect":
+        raise UsageError(f"--task detect reads the boxes of its data; give --data instead of {flag}.")
+    if request.model.image_size is not None:
+        raise UsageError(f"{flag} is the size of images too; leave out --image-size {request.model.image_size}.")
+    if height != width:
+        raise UsageError(f"{flag} is not a square, to which training brings images; `snugfit estimate` takes it.")
+    if data.classes is None:
+        raise UsageError(f"{flag} does not say how many classes there are; add --classes.")
+    for limit, count in {"--max-train": data.max_train, "--max-val": data.max_val}.items():
+        if count is not None and count > MOST_SYNTHETIC:
+            raise UsageError(f"{limit} {count} is above {MOST_SYNTHETIC:,}, the most images with {flag}; lower it.")
+
+
+def require_data(data: DataOptions) -> None:
+    """Refuse to train without data; raises UsageError."""
+    if data.input_shape is not None:
+        raise UsageError(f"training needs data: --data, instead of --input-shape {data.input_shape}.")
 
 
 def check_model(name: str) -> None:

@@ -7,7 +7,19 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from snugfit._core.budget import Aim, TimeRatio
-from snugfit._core.options import Checked, ClassWeights, Count, Positive, Range, Share, Size, SizeOrAuto, Text, Workers
+from snugfit._core.options import (
+    Checked,
+    ClassWeights,
+    Count,
+    InputShape,
+    Positive,
+    Range,
+    Share,
+    Size,
+    SizeOrAuto,
+    Text,
+    Workers,
+)
 from snugfit._core.workload import (
     Activations,
     Keep,
@@ -21,6 +33,8 @@ from snugfit._core.workload import (
 )
 from snugfit.errors import UsageError
 
+SYNTHETIC = "synthetic images"
+"""Name of data of which only the shape is given."""
 Trained = Literal["sidenet", "head", "bias+head", "full"]
 """Trained part of a pre-trained model: side network and head, the head, all biases and the head, or everything."""
 Split = Literal["train", "val", "test", "all"]
@@ -50,8 +64,10 @@ class DataOptions(Checked):
     """The images.
 
     Attributes:
-        data: a data set's name, or ``folder:PATH`` with one folder per class; to detect, a folder of images with boxes
-            (YOLO or COCO), a ``data.yaml`` or an ``instances_*.json``.
+        data: a data set's name, digits by default, or ``folder:PATH`` with one folder per class; to detect, a folder of
+            images with boxes (YOLO or COCO), a ``data.yaml`` or an ``instances_*.json``.
+        input_shape: shape of one image, like 3x32x32: plan or profile without data, with --classes. Counts are those of
+            --max-train (10,000 by default) and --max-val (a tenth of that). Not to train.
         task: classify images, or detect objects in them.
         data_dir: folder of data sets; ``SNUGFIT_DATA`` by default.
         classes: expected number of classes; an error is raised when the data has another number.
@@ -60,13 +76,19 @@ class DataOptions(Checked):
         workers: threads that decode images; 0 decodes in the training thread.
     """
 
-    data: str = "digits"
+    data: str | None = None
+    input_shape: InputShape | None = None
     task: TaskName = "classify"
     data_dir: str | None = None
     classes: Count | None = None
     max_train: Count | None = None
     max_val: Count | None = None
     workers: Annotated[int, Range(0, 1024)] = 2
+
+    @property
+    def name(self) -> str:
+        """The data set: digits by default, or synthetic images if only their shape is given."""
+        return self.data or ("digits" if self.input_shape is None else SYNTHETIC)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, fields
 from typing import Annotated, Any, Literal, TypeVar
 
-from snugfit._core.amounts import parse_bytes, parse_seconds
+from snugfit._core.amounts import parse_bytes, parse_seconds, parse_shape
 from snugfit.errors import UnknownNameError, UsageError, shown
 
 T = TypeVar("T")
@@ -125,6 +125,18 @@ _WEIGHTS = Text(
 )
 ClassWeights = Annotated[str, _WEIGHTS]
 """``balanced``, or one number for each class: text, or from Python a sequence."""
+
+
+def _shape(values: Any) -> str:
+    if isinstance(values, bytes):
+        raise TypeError
+    text = "x".join(str(_integer(value, None)) for value in values)
+    parse_shape(text)
+    return text
+
+
+InputShape = Annotated[str, Text("channels, height and width, like 3x224x224", parse_shape, _shape)]
+"""Shape of one image: text, or from Python a sequence."""
 Positive = Annotated[float, Range(above=0)]
 Choice = Literal["auto", "on", "off"]
 Seconds = Annotated[str, Text("a duration like 90s, 15m or 1h30m", parse_seconds)]

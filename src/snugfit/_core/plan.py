@@ -161,7 +161,7 @@ class Plan:
         aim: the criterion of the choice.
         explanation: sentences about the choice and its alternatives.
         command: arguments of the command that runs the choice; None if nothing fits, or if model or data were passed
-            from Python.
+            from Python. Planned without data, it has ``DATA`` in place of the data.
         memory: private memory of all processes at rest, and the machine's; None on CUDA.
     """
 

@@ -14,6 +14,7 @@ from torch import nn
 from snugfit import _data as datasets
 from snugfit import _models as models
 from snugfit._chain import Chain, UnitStore, initialise_by_reset, release, spill_module
+from snugfit._core.known import check_shape
 from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.options import data_sets_in
 from snugfit._core.registry import config_of, considered, find_config, strategies, strategy_class
@@ -21,6 +22,7 @@ from snugfit._core.request import Request
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._data import Batches, ImageSet, Splits, Transform
+from snugfit._data.synthetic import synthetic_splits
 from snugfit._engine.loading import Architecture, ModuleOrFactory, build_on_meta, module_of, on_meta
 from snugfit._engine.tasks import rules_of
 from snugfit._planner import StrategySelection
@@ -115,10 +117,12 @@ class Assembly:
 
 
 def load_splits(request: Request) -> Splits:
-    """The data set that a request names."""
+    """The data set that a request names, or synthetic images of the shape that it gives."""
     options = request.data
+    if options.input_shape is not None:
+        return synthetic_splits(options)
     load = rules_of(options.task).load
-    return load(options.data, data_dir=options.data_dir, workers=options.workers, **_division(request))
+    return load(options.name, data_dir=options.data_dir, workers=options.workers, **_division(request))
 
 
 def _division(request: Request) -> dict[str, Any]:
@@ -134,8 +138,8 @@ def _division(request: Request) -> dict[str, Any]:
 
 
 def own_splits(data: Any, request: Request) -> Splits | None:
-    """Splits of data passed from Python: Splits, a Dataset, or a tuple of them; None for a name."""
-    if isinstance(data, (str, Path)):
+    """Splits of data passed from Python: Splits, a Dataset, or a tuple of them; None for a name, or without data."""
+    if data is None or isinstance(data, (str, Path)):
         return None
     if isinstance(data, Splits):
         return data
@@ -233,7 +237,8 @@ def optimizer_of(request: Request) -> OptimizerSettings:
 
 
 def check_options(request: Request) -> None:
-    """Check the options of the strategies that are considered, and names in those of others; raises UsageError."""
+    """Check the shape of images, options of considered strategies, and names in those of others; raises UsageError."""
+    check_shape(request)
     for config in set(strategies().values()).difference(considered(request)):
         config.check_names(request)
     for config in considered(request):

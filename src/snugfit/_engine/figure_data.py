@@ -239,6 +239,6 @@ def _super_classes(source: FinishedRun) -> tuple[tuple[str, ...], str]:
     """Super-classes by label, empty if the run's data has none; and why they are unknown if it has some."""
     options = read_data(Request, source.folder / "request.json").data
     try:
-        return datasets.super_classes(options.data, source.data_dir or options.data_dir) or (), ""
+        return datasets.super_classes(options.name, source.data_dir or options.data_dir) or (), ""
     except DataError as error:
         return (), " ".join(str(error).split())

@@ -20,5 +20,5 @@ def import_for(request: Request) -> None:
         import_strategies(request)
         models.import_builder(request.model.model)
         if rules_of(request.data.task).crops:
-            for name in (request.data.data, *data_sets_in(request.strategy).values()):
+            for name in (request.data.name, *data_sets_in(request.strategy).values()):
                 datasets.import_reader(name)

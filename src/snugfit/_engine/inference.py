@@ -62,7 +62,7 @@ def run_images(
     architecture, request = Architecture.read(folder), read_data(Request, folder / "request.json")
     own = data is None or _is_own(data, data_dir, request.data)
     chosen = checked("split", Split | None, split) or ("test" if own or not str(data).startswith("folder:") else "all")
-    name = data or request.data.data
+    name = data or request.data.name
     if name == FROM_PYTHON:
         raise UsageError("this run trained on data of your own; name a data set or folder:PATH with --data.")
     class_names, sets = _open(name, data_dir, chosen, own, architecture, request)
@@ -86,11 +86,11 @@ def images_at_once(folder: Path) -> int:
 def _is_own(data: str, data_dir: str | None, options: DataOptions) -> bool:
     """Whether ``data`` is what a run was trained on, in any spelling."""
     if options.task == "detect":
-        return boxed_path(data, data_dir or options.data_dir).resolve() == Path(options.data).resolve()
-    if not data.startswith("folder:") or not options.data.startswith("folder:"):
-        return data == options.data
+        return boxed_path(data, data_dir or options.data_dir).resolve() == Path(options.name).resolve()
+    if not data.startswith("folder:") or not options.name.startswith("folder:"):
+        return data == options.name
     named = image_folder(data.removeprefix("folder:"), data_dir or options.data_dir)
-    return named.resolve() == Path(options.data.removeprefix("folder:")).resolve()
+    return named.resolve() == Path(options.name.removeprefix("folder:")).resolve()
 
 
 def _open(

@@ -71,7 +71,7 @@ def _notes(assembly: Assembly, *, measures: bool) -> Iterator[str]:
     """What the user should know of data and network; of classes only if there is to be training."""
     splits, workload = assembly.splits, assembly.workload
     yield from splits.notes
-    if measures and workload.task == "classify":
+    if measures and workload.task == "classify" and assembly.request.data.input_shape is None:
         weighted = bool(workload.class_weights) or workload.loss != "cross-entropy"
         yield from class_notes(splits.train.labels, splits.class_names, weighted=weighted)
     if assembly.chain.undivided:

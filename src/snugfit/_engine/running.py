@@ -85,10 +85,11 @@ def with_absolute_paths(request: Request) -> Request:
     def found(name: str, task: TaskName) -> str:
         return name if name == FROM_PYTHON else rules_of(task).place(name, data.data_dir)
 
+    named = found(data.name, data.task) if data.input_shape is None else None
     others: dict[str, Any] = {option: found(name, "classify") for option, name in data_sets_in(strategy).items()}
     return replace(
         request,
-        data=replace(data, data=found(data.data, data.task), data_dir=absolute(data.data_dir)),
+        data=replace(data, data=named, data_dir=absolute(data.data_dir)),
         model=replace(model, weights=absolute(model.weights)),
         strategy=replace(strategy, **others),
         machine=replace(request.machine, cache_dir=absolute(request.machine.cache_dir)),

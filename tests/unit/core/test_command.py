@@ -7,7 +7,7 @@ import pytest
 from core_samples import PLAN
 
 from snugfit._cli.app import build
-from snugfit._core.explanation import command_of, flags_of
+from snugfit._core.explanation import PLACEHOLDER, command_of, flags_of
 from snugfit._core.option_groups import (
     FROM_PYTHON,
     BudgetOptions,
@@ -64,6 +64,16 @@ def test_an_optimizer_that_naming_would_change_is_named_too():
     assert command[command.index("--optimizer") + 1] == PLAN.workload.optimizer.name
     named = Request(strategy=StrategyOptions("sidenet"))
     assert "--optimizer" not in command_of(named, plan_of("sidenet"))
+
+
+def test_data_take_the_place_of_their_shape():
+    request = Request.of(model="resnet18", input_shape="3x48x48", classes=100, memory="200MB")
+    rest = command_of(request, plan_of("backprop"))[1:]
+    assert "--input-shape" not in rest and rest[rest.index("--data") + 1] == PLACEHOLDER
+    named = ["cifar100" if word == PLACEHOLDER else word for word in rest]
+    found = parsed(named).arguments["flags"].request()
+    same = {"model": "resnet18", "classes": 100, "memory": "200MB", "strategy": "backprop"}
+    assert found == Request.of(data="cifar100", image_size=48, **same)
 
 
 def test_where_there_is_no_command():

@@ -7,6 +7,7 @@ import pytest
 from snugfit._core.budget import Budget
 from snugfit._core.explanation import explanation_of
 from snugfit._core.hardware import Hardware
+from snugfit._core.option_groups import SYNTHETIC
 from snugfit._core.plan import Candidate, Cost, Phase, Plan, ranked
 from snugfit._core.workload import OptimizerSettings, Workload
 
@@ -33,6 +34,14 @@ def test_the_choice_its_aim_and_the_next_best():
     )
     assert "not those of the network's own loss" in gradients
     assert others == ["--aim accuracy would choose backprop: 90.0 MB, 30.0s, with exact gradients."]
+
+
+def test_counts_that_were_assumed_without_data_are_named():
+    work = replace(WORKLOAD, data=SYNTHETIC, train_count=12_000, val_count=300, test_count=400)
+    *_, counts, how = explanation_of(Plan(work, Budget(), HARDWARE, (PLAIN,), 0))
+    assert all(number in counts for number in ("12,000 training images", "300 to validate", "400 to test"))
+    assert "--data replaces --input-shape" in how
+    assert not any("--input-shape" in each for each in said(PLAIN))
 
 
 @pytest.mark.parametrize(("images", "named"), [(1, "1 image at"), (4, "4 images at"), (8, ""), (None, "")])

@@ -81,6 +81,35 @@ def test_what_a_request_may_name_otherwise_is_not_refused():
     known.check_names(Request(ModelOptions("python"), DataOptions("python")))
 
 
+SHAPE = {"input_shape": "3x32x32", "classes": 10}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"classes": None}, "does not say how many classes there are; add --classes"),
+        ({"data": "digits"}, "--data digits"),
+        ({"data": "python"}, "--data python"),
+        ({"task": "detect"}, "--task detect reads the boxes of its data"),
+        ({"image_size": 32}, "leave out --image-size 32"),
+        ({"input_shape": "3x32x64"}, "--input-shape 3x32x64 is not a square"),
+        ({"max_train": 10**8}, "--max-train 100000000 is above 10,000,000"),
+        ({"max_val": 10**8}, "--max-val 100000000 is above 10,000,000"),
+    ],
+)
+def test_what_contradicts_a_shape_without_data(options, words):
+    known.check_names(Request.of(**SHAPE))
+    with pytest.raises(UsageError) as caught:
+        known.check_names(Request.of(**{**SHAPE, **options}))
+    assert words in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+
+def test_training_needs_data():
+    known.require_data(DataOptions())
+    with pytest.raises(UsageError, match=r"^training needs data: --data, instead of --input-shape 3x32x32\.$"):
+        known.require_data(DataOptions(**SHAPE))
+
+
 COMMAND = """
 import sys
 from snugfit._cli import app
@@ -104,6 +133,24 @@ def test_the_command_line_refuses_a_name_before_torch_is_imported(words, tmp_pat
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("error: unknown ") and "Did you mean" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("train --input-shape 3x32x32 --classes 10", "training needs data: --data"),
+        ("plan --input-shape 3x32x32", "add --classes"),
+        ("profile --input-shape 3x32 --classes 10", "--input-shape must be channels, height and width"),
+        ("plan --input-shape 3x32x32 --classes 10 --data digits", "leave it out, or --data digits"),
+    ],
+)
+def test_the_command_line_refuses_a_shape_before_torch_is_imported(words, says, tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, *words.split()], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("error: ") and says in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_loss_of_ones_own_has_no_flag():

@@ -1,0 +1,43 @@
+"""Splits of synthetic images, for plans and profiles without data."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from snugfit._core.amounts import parse_shape
+from snugfit._core.option_groups import SYNTHETIC, DataOptions
+from snugfit._data.sets import ImageSet, Splits, check_class_count
+
+TRAIN_COUNT = 10_000
+"""Training images if ``--max-train`` is not given."""
+VAL_SHARE = 10
+"""Training images per validation image, and per test image, if ``--max-val`` is not given."""
+
+
+class NoiseImages(ImageSet):
+    """Noise, made when it is read; classes have equally many images, but for one. Only labels are stored."""
+
+    def __init__(self, count: int, classes: int, shape: tuple[int, int, int]) -> None:
+        self.labels = np.arange(count, dtype=np.int64) % classes
+        self._shape = shape
+
+    def images(self, indices: np.ndarray) -> torch.Tensor:
+        """Make images, (B,) -> uint8 (B, C, H, W); the same ones for the same indices."""
+        generator = torch.Generator().manual_seed(int(indices.sum()))
+        return torch.randint(256, (len(indices), *self._shape), dtype=torch.uint8, generator=generator)
+
+
+def synthetic_splits(options: DataOptions) -> Splits:
+    """Splits of the shape, classes and counts in ``options``.
+
+    Raises:
+        DataError: there are more classes than any classifier has.
+    """
+    shape, classes = parse_shape(str(options.input_shape)), options.classes or 1
+    check_class_count(classes, SYNTHETIC)
+    train = options.max_train or TRAIN_COUNT
+    val = options.max_val or max(1, train // VAL_SHARE)
+    first, second, third = (NoiseImages(count, classes, shape) for count in (train, val, val))
+    names, half = tuple(map(str, range(classes))), (0.5,) * shape[0]
+    return Splits(SYNTHETIC, names, shape, first, second, third, mean=half, std=half, flip=True)
