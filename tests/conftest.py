@@ -10,6 +10,9 @@ from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads only wait for each other; read by torch's import
 
+os.environ.pop("COLUMNS", None)  # lines of captured output stay whole
+os.unsetenv("COLUMNS")  # the readline library sets it for child processes alone
+
 import torch
 
 from snugfit.profiling import TensorProbe, operator, tensors

@@ -237,12 +237,56 @@ def test_a_reader_that_leaves_early_is_no_error(start):
     assert process.stderr.read() == ""
 
 
+MISTAKES = [
+    "--epochs -1",
+    "--epoch 3",
+    "--memory 60XB",
+    "--lr abc",
+    "--optimizer sdg",
+    "--strategy nosuch",
+    "--model resnet21",
+    "--data digit",
+    "--device tpu",
+    "--strategy blockwise --local-loss nosuch",
+    "--strategy blockwise --patience 3",
+    "--strategy sidenet --scheme prunetrain",
+    "--strategy backprop --time-ratio 0.5",
+    "--time-ratio 0.5 --scheme head",
+    "--config damaged.yaml",
+    "--config unknown.yaml",
+    "--config missing.yaml",
+]
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_mistakes_are_found_before_torch_is_imported(command, tmp_path):
+    """None starts a child process, which would import torch; one process checks them all."""
+    (tmp_path / "damaged.yaml").write_text("epochs: [1\n")
+    (tmp_path / "unknown.yaml").write_text("epoch: 3\n")
+    code = (
+        "import sys\nfrom snugfit._cli import child_process\nfrom snugfit._cli.app import run\n"
+        "child_process.subprocess.Popen = None\n"
+        "for line in sys.argv[2:]:\n    assert run([sys.argv[1], *line.split()]) == 2, line\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    asked = [sys.executable, "-c", code, command, *MISTAKES]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("error: ") == len(MISTAKES)
+
+
 def test_help_and_usage_errors_import_no_torch():
     code = (
         "import sys\nfrom snugfit._cli.app import run\nrun(sys.argv[1:])\n"
         "import snugfit._report.page\nsys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     )
-    for tokens in (["--help"], ["train", "--help"], ["train", "--lr", "x"], ["report", "nowhere"]):
+    for tokens in (
+        ["--help"],
+        ["train", "--help"],
+        ["train", "--help-all"],
+        ["report", "--help"],
+        ["report", "nowhere"],
+    ):
         assert subprocess.run([sys.executable, "-c", code, *tokens], capture_output=True, check=False).returncode == 0
 
 

@@ -10,7 +10,7 @@ import typing
 import docstring_parser
 import pytest
 
-from snugfit._cli.app import COMMANDS, build
+from snugfit._cli.app import COMMANDS, SHORT_HELP, build
 from snugfit._core.request import Request
 
 GROUPS = typing.get_type_hints(Request)
@@ -74,7 +74,7 @@ def test_every_option_is_a_flag_that_sets_its_field_alone(group, field):
 @pytest.mark.parametrize("command", ["plan", "train", "profile"])
 def test_help_describes_every_option(command, snugfit, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
-    shown = " ".join(snugfit(command, "--help").out.split())
+    shown = " ".join(snugfit(command, "--help-all").out.split())
     for kind in GROUPS.values():
         for entry in docstring_parser.parse(kind.__doc__).params:
             assert "--" + entry.arg_name.replace("_", "-") in shown
@@ -85,9 +85,37 @@ def test_help_describes_every_option(command, snugfit, monkeypatch):
     "command", ["plan", "train", "evaluate", "predict", "profile", "estimate", "report", "export", "verify"]
 )
 def test_every_command_has_an_example_and_the_common_flags(command, snugfit):
-    shown = snugfit(command, "--help").out
+    shown = snugfit(command, "--help-all").out
     assert f"snugfit {command} " in shown.partition("For example")[2]
     assert all(flag in shown for flag in ("--json", "--quiet", "--debug", "--config"))
+
+
+@pytest.mark.parametrize("command", SHORT_HELP)
+def test_the_short_help_is_a_screen_with_a_line_for_each_common_flag(command, snugfit, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = snugfit(command, "--help")
+    lines = shown.out.splitlines()
+    assert shown.code == 0 and len(lines) <= 24 and max(map(len, lines)) <= 80
+    assert lines[-1] == f"All flags: snugfit {command} --help-all"
+    flags = [line.split()[0] for line in lines if line.startswith("  --")]
+    assert len(flags) == 12 and {"--model", "--data", "--memory", "--strategy", "--config"} < {*flags}
+    assert {*flags} <= {*snugfit(command, "--help-all").out.split()}
+    examples = [line.split()[1:] for line in lines if line.startswith("  snugfit ")]
+    assert len(examples) == 2 and all(parse(*example) for example in examples)
+    assert snugfit(command, "-h").out == snugfit(command, "--epochs", "--help").out == shown.out
+
+
+def test_the_short_help_breaks_lines_between_words(snugfit, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    whole = snugfit("train", "--help").out
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = snugfit("train", "--help").out
+    assert narrow.replace(" \\\n", " ").split() == whole.split() and max(map(len, narrow.splitlines())) <= 60
+
+
+def test_an_unknown_flag_points_to_the_help_that_lists_all(snugfit):
+    assert "`snugfit train --help-all` lists the options." in snugfit("train", "--epocs", "3").err
+    assert "`snugfit report --help` lists the options." in snugfit("report", "--epocs", "3").err
 
 
 def test_alone_it_prints_help_with_four_examples(snugfit):

@@ -122,7 +122,16 @@ def test_flags_exist(page):
         for field in dataclasses.fields(group)
     ]
     known = {field.name.replace("_", "-") for field in fields} | {"resume", "json", "quiet", "debug", "config"}
-    known |= {f"no-{flag}" for flag in known} | {"top", "format", "split", "check", "help", "max-restarts", "min-hosts"}
+    known |= {f"no-{flag}" for flag in known} | {
+        "top",
+        "format",
+        "split",
+        "check",
+        "help",
+        "help-all",
+        "max-restarts",
+        "min-hosts",
+    }
     told = set(re.findall(r"`--([a-z][a-z-]*)", prose(page)))
     assert told <= known
 

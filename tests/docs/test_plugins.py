@@ -152,7 +152,7 @@ def place(request):
 
 @pytest.mark.timeout(600)
 def test_a_strategy_takes_part_in_everything(place):
-    shown = place.snugfit("train", "--help")
+    shown = place.snugfit("train", "--help-all")
     assert "--trained-units" in shown and "--feature-scale" in shown and "head-only" in shown
     config = place.config(OPTIONS)
     plan = json.loads(place.snugfit("plan", "--config", config, "--json"))

@@ -16,6 +16,7 @@ from cyclopts import App, CoercionError, CycloptsError, Group
 
 from snugfit._cli.config import apply_config, read_value, read_values
 from snugfit._cli.output import show_error
+from snugfit._cli.short_help import ALL_FLAGS, short_help
 from snugfit._cli.startup import ReaderGoneError, die_with_agent, ignore_signals, raise_at_signals
 from snugfit._version import __version__
 from snugfit.errors import SnugfitError, UsageError
@@ -36,6 +37,9 @@ COMMANDS = {
     "verify": f"{_FINISHED}:verify",
 }
 """Functions by command. A module is imported when the command line names the command."""
+SHORT_HELP = ("plan", "train")
+"""Commands whose ``--help`` shows the most used flags, and ``--help-all`` all of them."""
+_HELP_FLAGS = ("--help", "-h", ALL_FLAGS)
 
 HELP = """\
 Train CNNs inside a memory budget that is predicted, enforced and verified.
@@ -104,10 +108,15 @@ def _add(app: App, commands: Mapping[str, str], tokens: Sequence[str]) -> None:
     for order, (name, path) in enumerate(commands.items()):
         module, _, function = path.partition(":")
         if name in tokens:
-            found: Any = getattr(import_module(module), function)
-            app.command(found, name=name, sort_key=order, help_format="markdown")
+            app.command(_function(path), name=name, sort_key=order, help_format="markdown", help_flags=_HELP_FLAGS)
         else:
             app.command(path, name=name, help=_summaries(module)[function], sort_key=order, help_format="markdown")
+
+
+def _function(path: str) -> Any:
+    """The function of a command, from ``module:function``."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
 
 
 @cache
@@ -130,6 +139,10 @@ def run(tokens: Sequence[str]) -> int:
     as_json, debug = "--json" in flags, "--debug" in flags
     try:
         _require_working_folder()
+        if flags[:1] and flags[0] in SHORT_HELP and not {"--help", "-h"}.isdisjoint(flags) and ALL_FLAGS not in flags:
+            print(short_help(flags[0], _function(COMMANDS[flags[0]])))
+            sys.stdout.flush()
+            return 0
         command, bound, _ = build(tokens).parse_args(list(tokens), exit_on_error=False, print_error=False)
         output = bound.arguments.get("output")
         as_json, debug = (output.json, output.debug) if output is not None else (False, False)
@@ -159,7 +172,8 @@ def _usage_error(error: CycloptsError) -> UsageError:
             return refused
     chain: Any = error.command_chain or ()
     lines = " ".join(str(error).split())
-    return UsageError(f"{lines}\n`{' '.join(('snugfit', *chain))} --help` lists the options.")
+    flag = ALL_FLAGS if {*chain[:1]} & {*SHORT_HELP} else "--help"
+    return UsageError(f"{lines}\n`{' '.join(('snugfit', *chain, flag))}` lists the options.")
 
 
 def main() -> NoReturn:

@@ -18,7 +18,7 @@ from snugfit._core.option_groups import (
     Trained,
     TrainingOptions,
 )
-from snugfit._core.options import Count
+from snugfit._core.options import Common, Count
 from snugfit._core.record import SCHEMA, TRIAL_STEPS
 from snugfit._core.request import Request, StrategyOptions
 from snugfit.errors import UsageError
@@ -76,7 +76,7 @@ class OutputOptions:
     json: Annotated[bool, Parameter(negative="")] = False
     quiet: Annotated[bool, Parameter(negative="")] = False
     debug: Annotated[bool, Parameter(negative="")] = False
-    config: str | None = None
+    config: Annotated[str | None, Common("FILE", "YAML file with any of these flags, like epochs: 5")] = None
 
     def show(self, found: dict[str, Any], text: str) -> None:
         """Print a result on stdout: as JSON with ``--json``, or else as text."""
@@ -124,7 +124,9 @@ class PlanOptions:
         compare_steps: effective batches of each trial; 4 by default.
     """
 
-    compare: Annotated[bool, Parameter(negative="")] = False
+    compare: Annotated[bool, Parameter(negative=""), Common("", "also try each strategy that fits for a few steps")] = (
+        False
+    )
     compare_steps: Count | None = None
 
     def steps(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from snugfit._core.record import SCHEMA
+from snugfit._report.wrapping import wrapped
 from snugfit.errors import (
     BudgetExceededError,
     InterruptedRunError,
@@ -35,7 +36,7 @@ def _finite(value: Any) -> Any:
 
 def note(message: str) -> None:
     """Print a line for people, on stderr."""
-    print(message, file=sys.stderr)
+    print(wrapped(message, sys.stderr), file=sys.stderr)
 
 
 def print_tables(*tables: tuple[str, Sequence[str], Iterable[Sequence[str]]]) -> None:
@@ -110,7 +111,7 @@ def show_error(error: BaseException, *, as_json: bool, debug: bool) -> int:
     failed = explain(error)
     if debug and failed is not error:
         traceback.print_exception(error)
-    print(f"error: {failed}", file=sys.stderr)
+    note(f"error: {failed}")
     if as_json:
         print_json({"schema": SCHEMA, "error": failed.to_json()})
     return failed.exit_code

@@ -17,11 +17,16 @@ from snugfit._cli.plan import planned
 from snugfit._cli.retries import plan_again
 from snugfit._core.documents import read_data
 from snugfit._core.known import require_data
+from snugfit._core.options import Common
 from snugfit._core.request import Request
 from snugfit._storage.outputs import require_folder, require_places
 from snugfit.errors import CheckpointError, UsageError
 
-Resume = Annotated[str | None, Parameter(group=Group("Machine", sort_key=6))]
+Resume = Annotated[
+    str | None,
+    Parameter(group=Group("Machine", sort_key=6)),
+    Common("FOLDER", "continue an interrupted run, with its own options"),
+]
 
 
 def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: OutputOptions = SHOW_ALL) -> None:

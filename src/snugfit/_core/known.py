@@ -10,7 +10,7 @@ from pathlib import Path
 from snugfit._core.amounts import parse_shape
 from snugfit._core.option_groups import FROM_PYTHON, BaseRequest, DataOptions
 from snugfit._core.options import data_sets_in
-from snugfit._core.registry import LOCAL_LOSSES, MODELS, strategies
+from snugfit._core.registry import LOCAL_LOSSES, MODELS, config_of, strategies
 from snugfit.errors import UnknownNameError, UsageError
 
 MODEL_FORMS = ("torchvision:NAME", "timm:NAME", "package.module:function")
@@ -25,9 +25,10 @@ MOST_SYNTHETIC = 10**7
 
 
 def check_names(request: BaseRequest) -> None:
-    """Check the names in a request, as far as possible without torch; raises UsageError."""
+    """Check the names in a request, and its strategy, as far as possible without torch; raises UsageError."""
     for config in strategies().values():
         config.check_names(request)
+    check_strategies(request)
     check_model(request.model.model)
     if request.training.loss == FROM_PYTHON:
         raise UsageError("--loss python is a function of your own; pass it from Python: snugfit.plan(..., loss=...).")
@@ -63,6 +64,21 @@ def require_data(data: DataOptions) -> None:
     """Refuse to train without data; raises UsageError."""
     if data.input_shape is not None:
         raise UsageError(f"training needs data: --data, instead of --input-shape {data.input_shape}.")
+
+
+def check_strategies(request: BaseRequest) -> None:
+    """Check a request against the strategy that it names, or against all that keep its time ratio.
+
+    Raises:
+        UsageError: the strategy does not support an option.
+    """
+    name = request.strategy.strategy
+    if name != "auto":
+        config_of(name).check(request)
+    elif request.budget.time_ratio is not None:
+        for config in strategies().values():
+            if config.keeps_time_ratio:
+                config.check(request)
 
 
 def check_model(name: str) -> None:

@@ -10,6 +10,7 @@ from snugfit._core.budget import Aim, TimeRatio
 from snugfit._core.options import (
     Checked,
     ClassWeights,
+    Common,
     Count,
     InputShape,
     Positive,
@@ -54,8 +55,8 @@ class ModelOptions(Checked):
         image_size: side of the square input in pixels; the data set's own by default.
     """
 
-    model: str = "vgg16"
-    weights: str | None = None
+    model: Annotated[str, Common("NAME", "network: vgg16, resnet18, timm:NAME or module:function")] = "vgg16"
+    weights: Annotated[str | None, Common("FILE", "pre-trained weights to start from")] = None
     image_size: Pixels | None = None
 
 
@@ -76,7 +77,7 @@ class DataOptions(Checked):
         workers: threads that decode images; 0 decodes in the training thread.
     """
 
-    data: str | None = None
+    data: Annotated[str | None, Common("NAME", "data set, or folder:PATH with a folder per class")] = None
     input_shape: InputShape | None = None
     task: TaskName = "classify"
     data_dir: str | None = None
@@ -107,7 +108,7 @@ class BudgetOptions(Checked):
             processes, each with the whole memory budget.
     """
 
-    memory: Size | None = None
+    memory: Annotated[Size | None, Common("SIZE", "memory budget, like 100MB; unlimited by default")] = None
     total_memory: SizeOrAuto | None = None
     storage: Size | None = None
     time_ratio: TimeRatio | None = None
@@ -203,12 +204,12 @@ class TrainingOptions(Checked):
         seed: seed of everything random.
     """
 
-    epochs: Count = 10
-    batch_size: Count = 128
+    epochs: Annotated[Count, Common("N", "passes over the training images; 10 by default")] = 10
+    batch_size: Annotated[Count, Common("N", "images per step; 128 by default")] = 128
     batch_limit: Count | None = None
     optimizer: OptimizerName | None = None
     optimizer_state: OptimizerState | None = None
-    lr: Positive | None = None
+    lr: Annotated[Positive | None, Common("RATE", "peak learning rate; depends on the optimizer by default")] = None
     weight_decay: Annotated[float | None, Range(least=0)] = None
     schedule: ScheduleName | None = None
     warmup_epochs: Annotated[float, Range(least=0)] = 0.0
@@ -249,7 +250,7 @@ class BaseStrategyOptions(Checked):
             accuracy if --weights are given.
     """
 
-    strategy: str = "auto"
+    strategy: Annotated[str, Common("NAME", "way of training; by default the best that fits")] = "auto"
     aim: Aim | None = None
 
 
@@ -266,9 +267,9 @@ class MachineOptions(Checked):
             ``XDG_CACHE_HOME`` or ``~/.cache``), a folder, renew (measure again and replace the cache), or off.
     """
 
-    device: Device | None = None
+    device: Annotated[Device | None, Common("NAME", "cpu or cuda; cuda by default if available")] = None
     threads: Workers | None = None
-    out: str | None = None
+    out: Annotated[str | None, Common("FOLDER", "run folder; a new one under runs/ by default")] = None
     cache_dir: str | None = None
     profile_cache: str = "auto"
 

@@ -15,8 +15,8 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from snugfit._core.amounts import parse_bytes, parse_seconds, parse_shape
@@ -72,6 +72,19 @@ class Text:
     form: str
     read: Callable[[str], object]
     write: Callable[[Any], str] | None = None
+
+
+@dataclass(frozen=True)
+class Common:
+    """Marks an option that the short help of ``plan`` and ``train`` shows.
+
+    Attributes:
+        value: what the flag takes, like SIZE; empty for a flag without a value.
+        text: a line of help.
+    """
+
+    value: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -223,6 +236,16 @@ def data_sets_in(options: Any) -> dict[str, str]:
     hints = typing.get_type_hints(type(options), include_extras=True)
     names = [name for name, hint in hints.items() if isinstance(_declared(hint)[1], DataSetName)]
     return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
+def common_options(name: str, hint: Any) -> Iterator[tuple[str, Common]]:
+    """Options marked as :class:`Common`, by name: this one, or those among the fields of a dataclass of options."""
+    kind, *marks = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    yield from ((name, mark) for mark in marks if isinstance(mark, Common))
+    if is_dataclass(kind):
+        hints = typing.get_type_hints(kind, include_extras=True)
+        for each in fields(kind):
+            yield from common_options(each.name, hints[each.name])
 
 
 @functools.cache

@@ -18,7 +18,8 @@ def _strategy_options() -> type[BaseStrategyOptions]:
     """One dataclass with the options of all strategies, in their order; raises TypeError if two differ."""
     names = tuple(strategies())
     found = declared_options(BaseStrategyOptions)
-    found["strategy"] = (Annotated[str, Names(("auto", *names))], "auto")
+    hint, default = found["strategy"]
+    found["strategy"] = (Annotated[hint, Names(("auto", *names))], default)
     found |= merged_options(config.options for config in strategies().values())
     texts: dict[str, dict[str, str]] = {}
     for config in strategies().values():

@@ -14,7 +14,7 @@ from torch import nn
 from snugfit import _data as datasets
 from snugfit import _models as models
 from snugfit._chain import Chain, UnitStore, initialise_by_reset, release, spill_module
-from snugfit._core.known import check_shape
+from snugfit._core.known import check_shape, check_strategies
 from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.options import data_sets_in
 from snugfit._core.registry import config_of, considered, find_config, strategies, strategy_class
@@ -249,17 +249,14 @@ def check_options(request: Request) -> None:
 
 def make_strategies(request: Request) -> StrategySelection:
     """The strategies to consider, with the request's settings; for ``auto`` all that serve it."""
+    check_strategies(request)
     name = request.strategy.strategy
     if name != "auto":
-        config = config_of(name)
-        config.check(request)
-        return StrategySelection([_configured(config, request)])
+        return StrategySelection([_configured(config_of(name), request)])
     chosen: list[Strategy] = []
     standby: list[Strategy] = []
     left_out: dict[str, str] = {}
     for config in strategies().values():
-        if config.keeps_time_ratio and request.budget.time_ratio is not None:
-            config.check(request)
         reason = config.why_not(request)
         if reason:
             left_out[config.name] = reason

@@ -26,7 +26,7 @@ from snugfit._report.console_lines import (
     status_line,
 )
 from snugfit._report.formatting import NONE, duration
-from snugfit._report.tables import make_console, make_table
+from snugfit._report.tables import make_console, make_table, print_line
 from snugfit._training import events
 from snugfit._training.events import Event, Notice, PhaseStarted, RunStarted, StepDone
 
@@ -206,7 +206,7 @@ class ConsoleProgress:
         return self._live_possible and now - self._drawn_at >= REFRESH_SECONDS
 
     def _print(self, line: Text) -> None:
-        self.console.print(line, soft_wrap=True)
+        print_line(self.console, line)
 
     def _draw(self, name: str, share: float, where: str, below: Text | str = "") -> None:
         if not self._live_possible:

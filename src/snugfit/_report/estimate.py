@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from snugfit._core.estimate import KINDS, MemoryEstimate, StepEstimate
 from snugfit._quantities import format_bytes
 from snugfit._report.formatting import NONE, count, size
-from snugfit._report.tables import make_console, make_table
+from snugfit._report.tables import make_console, make_table, print_line
 
 
 def print_estimate(found: MemoryEstimate, file: TextIO | None = None) -> None:
@@ -23,7 +23,7 @@ def print_estimate(found: MemoryEstimate, file: TextIO | None = None) -> None:
         console.print(_lower(step))
     console.print()
     for line in lines(found):
-        console.print(line, soft_wrap=True)
+        print_line(console, line)
 
 
 def estimate_text(found: MemoryEstimate) -> str:

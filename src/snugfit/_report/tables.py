@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
@@ -18,15 +17,22 @@ from snugfit._core.registry import find_config
 from snugfit._core.workload import Workload
 from snugfit._quantities import format_bytes, format_seconds
 from snugfit._report.formatting import NONE, duration, share, size
+from snugfit._report.wrapping import command_lines, has_width
 
 PIPE_WIDTH = 120
-"""Columns of what is written to a file or pipe."""
+"""Columns of tables in a file or pipe."""
+RUN_IT = "Run it: "
+TEXT_WIDTH = 100
+"""Columns of a plan as text."""
+NARROW = 90
+"""Columns below which the table of a plan has its notes below it."""
 
 
-def make_console(file: TextIO | None = None) -> Console:
+def make_console(file: TextIO | None = None, width: int | None = None) -> Console:
     """A console on a stream, stderr by default, that shows text as it is: no markup, no emoji, no guessed colours."""
     stream = file or sys.stderr
-    width = None if stream.isatty() else PIPE_WIDTH
+    if width is None and not has_width(stream):
+        width = PIPE_WIDTH
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
@@ -57,6 +63,14 @@ def print_tables(*tables: Table, file: TextIO | None = None) -> None:
         console.print(table)
 
 
+def print_line(console: Console, line: Text | str, *, whole: bool | None = None) -> None:
+    """Print a line of any length: broken between words in a terminal, and whole elsewhere unless ``whole`` is given."""
+    if not has_width(console.file) if whole is None else whole:
+        console.print(line, soft_wrap=True)
+    else:
+        console.print(line)
+
+
 def against(used: float | None, budget: int | None) -> Text:
     """``87.1/100.0 MB``, green to red by how full the budget is."""
     if used is None or budget is None:
@@ -68,42 +82,65 @@ def against(used: float | None, budget: int | None) -> Text:
     return Text(text, "red" if share > 1 else "yellow" if share > 0.97 else "green")
 
 
-def print_plan(plan: Plan, file: TextIO | None = None) -> None:
-    """Print every candidate, then the choice, why, and the command that runs it; to stderr by default."""
-    console = make_console(file)
-    console.print(plan_table(plan))
-    console.print(choice_line(plan), soft_wrap=True)
-    for sentence in plan.explanation:
-        console.print(Text(sentence), soft_wrap=True)
-    for line in memory_lines(plan):
-        console.print(line, soft_wrap=True)
+def print_plan(plan: Plan, file: TextIO | None = None, width: int | None = None) -> None:
+    """Print every candidate, then the choice, why, and the command that runs it; to stderr by default.
+
+    ``width`` is the number of columns, if not that of the stream.
+    """
+    console = make_console(file, width)
+    whole = width is None and not has_width(console.file)
+    console.print(plan_table(plan, console.width))
+    notes = _notes_below(plan) if console.width < NARROW else []
+    for line in (*notes, choice_line(plan), *map(Text, plan.explanation), *memory_lines(plan)):
+        print_line(console, line, whole=whole)
     if plan.command:
-        console.print(Text.assemble("Run it: ", (shlex.join(plan.command), "bold")), soft_wrap=True)
+        lines = command_lines(RUN_IT, plan.command, sys.maxsize if whole else console.width)
+        for number, text in enumerate(lines):
+            line = Text(text, "bold")
+            if not number:
+                line.stylize("not bold", 0, len(RUN_IT))
+            console.print(line, soft_wrap=True)
 
 
 def plan_text(plan: Plan) -> str:
     """What :func:`print_plan` prints, as text."""
     stream = io.StringIO()
-    print_plan(plan, stream)
+    print_plan(plan, stream, TEXT_WIDTH)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
-def plan_table(plan: Plan) -> Table:
-    """A row per candidate: whether it fits, what it would cost, and why not; bytes sent where there are any."""
+def plan_table(plan: Plan, width: int = PIPE_WIDTH) -> Table:
+    """A row per candidate: whether it fits, what it would cost, and why not; bytes sent where there are any.
+
+    In less than 90 columns it has no notes, and bytes sent replace storage.
+    """
+    narrow = width < NARROW
     sends = any(candidate.predicted and candidate.predicted.sent_bytes for candidate in plan.candidates)
-    figures = ("predicted\npeak", "time per\nepoch", "time\nin all", "storage", *(["sent"] if sends else []))
+    heads = (
+        ("peak", "epoch\ntime", "time\nin all") if narrow else ("predicted\npeak", "time per\nepoch", "time\nin all")
+    )
+    bytes_heads = [*(["storage"] if not (narrow and sends) else []), *(["sent"] if sends else [])]
     columns = [
         Column("strategy", no_wrap=True),
         Column("fits"),
-        *(Column(head, justify="right", no_wrap=True) for head in figures),
+        *(Column(head, justify="right", no_wrap=True) for head in (*heads, *bytes_heads)),
         Column("exact"),
-        Column("why not, or notes", ratio=1, min_width=16),
+        *([] if narrow else [Column("why not, or notes", ratio=1, min_width=16)]),
     ]
     table = make_table(f"{plan.workload.model} on {plan.workload.data}, budget {plan.budget}", columns)
+    if narrow:
+        table.padding = (0, 1, 0, 0)
     for index, candidate in enumerate(plan.candidates):
-        cells = _cells(candidate, chosen=index == plan.chosen, sends=sends, workload=plan.workload)
-        table.add_row(*cells, style="" if candidate.feasible else "dim")
+        cells = _cells(candidate, chosen=index == plan.chosen, sizes=bytes_heads, workload=plan.workload)
+        notes = [] if narrow else [Text(_notes(candidate))]
+        table.add_row(*cells, *notes, style="" if candidate.feasible else "dim")
     return table
+
+
+def _notes_below(plan: Plan) -> list[Text]:
+    """A line for each candidate with notes, where its table has no room for them."""
+    noted = ((candidate.strategy, _notes(candidate)) for candidate in plan.candidates)
+    return [Text(f"{strategy}: {notes}", "dim") for strategy, notes in noted if notes]
 
 
 def choice_line(plan: Plan) -> Text:
@@ -151,20 +188,18 @@ def print_comparison(trials: Sequence[Trial]) -> None:
     print_tables(make_table(f"Trials: one epoch over {images} images each", columns, rows))
 
 
-def _cells(candidate: Candidate, *, chosen: bool, sends: bool, workload: Workload) -> list[Text | str]:
+def _cells(candidate: Candidate, *, chosen: bool, sizes: Sequence[str], workload: Workload) -> list[Text | str]:
     cost = candidate.predicted
     timed = cost if candidate.feasible else None
-    sent = [size(cost.sent_bytes if cost else None)] if sends else []
+    amounts = {"storage": cost.storage_bytes, "sent": cost.sent_bytes} if cost else {}
     return [
         Text(("* " if chosen else "  ") + candidate.strategy, "bold green" if chosen else ""),
         Text("yes", "green") if candidate.feasible else Text("no", "red") if candidate.considered else NONE,
         size(cost.peak_bytes if cost else None),
         duration(timed.seconds_per_epoch if timed else None),
         duration(timed.seconds if timed else None),
-        size(cost.storage_bytes if cost else None),
-        *sent,
+        *(size(amounts.get(each)) for each in sizes),
         _exactness(candidate, workload),
-        Text(_notes(candidate)),
     ]
 
 

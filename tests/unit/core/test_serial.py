@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 from core_samples import COST, HARDWARE, LINE, PLAN, PROFILE, RECORD, WORKLOAD
@@ -50,7 +51,10 @@ def test_a_request_with_every_option_set_survives():
     for group in dataclasses.fields(request):
         options = getattr(request, group.name)
         kinds = {"Count": 7, "Workers": 7, "Pixels": 7, "Share": 0.7, "Size": "7MB", "bool": False}
-        bare = {f.name: str(f.type).removesuffix(" | None") for f in dataclasses.fields(options)}
+        plain = {
+            f.name: re.sub(r"Annotated\[(.*), Common\(.*", r"\1", str(f.type)) for f in dataclasses.fields(options)
+        }
+        bare = {name: kind.removesuffix(" | None") for name, kind in plain.items()}
         numbers = {name: kinds[kind] for name, kind in bare.items() if kind in kinds}
         texts = {name: "text" for name, kind in bare.items() if kind == "str"}
         groups[group.name] = dataclasses.replace(options, **numbers, **texts)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import shlex
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -13,6 +15,7 @@ from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Candidate, Cost, Phase, Plan
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._report.tables import make_table, plan_text, print_plan, print_tables
+from snugfit._report.wrapping import command_lines, wrapped
 
 
 def test_names_are_to_the_left_and_figures_to_the_right():
@@ -86,3 +89,59 @@ def test_plan_without_a_choice_names_the_smallest_budget():
     lines = printed(Plan(WORKLOAD, Budget("10MB"), HARDWARE, (FAILS,), None))
     assert not any(line.startswith("* ") for line in lines)
     assert lines[-1] == "Nothing fits this budget. The smallest memory budget that would do is 118.0 MB."
+
+
+WORDY = (
+    "needs 118.0 MB for one sample with the leanest of its local losses, and nothing else would be smaller than that"
+)
+NAMES = ("backprop", "checkpoint", "blockwise", "tiled")
+
+
+def wordy_plan(sent: int | None = None) -> Plan:
+    cost = Cost(998_600_000, 100.0, 36_000.0, 990_000_000, sent_bytes=sent or 0, phases=PHASES)
+    work = replace(WORKLOAD, weight_dtype="bfloat16")
+    fits = tuple(Candidate(name, True, predicted=cost, exact=True) for name in NAMES)
+    fails = Candidate("feedback", False, reasons=(WORDY,), smallest_bytes=118_000_000)
+    command = ("snugfit", "train", "--model", "vgg16", "--data", "folder:my photos", "--memory", "100MB", "--lr", "0.1")
+    explanation = ("Training is from scratch, so sidenet is not considered; pre-trained --weights would open it now.",)
+    return Plan(work, Budget("100MB"), HARDWARE, (*fits, fails), 0, explanation=explanation, command=command * 2)
+
+
+@pytest.mark.parametrize("sent", [None, 10**9])
+@pytest.mark.parametrize("columns", [60, 80, 100, 200])
+def test_a_plan_keeps_to_the_terminal_and_cuts_no_word(columns, sent, monkeypatch):
+    plan = wordy_plan(sent)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = printed(plan)
+    assert max(map(len, lines)) <= columns
+    words = " ".join(lines).split()
+    assert {*WORDY.split(), *plan.explanation[0].split(), *NAMES, "998.6", "10h00m", "gradients"} <= {*words}
+    first = next(number for number, line in enumerate(lines) if line.startswith("Run it: "))
+    copied = "\n".join(["printf '%s\\n' \\", lines[first].removeprefix("Run it: "), *lines[first + 1 :]])
+    assert subprocess.check_output(["sh", "-c", copied], text=True).splitlines() == [*plan.command]
+
+
+def test_a_plan_as_text_has_100_columns(monkeypatch):
+    text = plan_text(wordy_plan())
+    assert max(map(len, text.splitlines())) <= 100
+    monkeypatch.setenv("COLUMNS", "60")
+    assert plan_text(wordy_plan()) == text
+
+
+def test_lines_in_a_pipe_stay_whole():
+    plan = wordy_plan()
+    lines = printed(plan)
+    assert plan.explanation[0] in lines and lines[-1] == f"Run it: {shlex.join(plan.command)}"
+    assert wrapped(WORDY, io.StringIO()) == WORDY
+
+
+def test_text_for_people_is_broken_between_words(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    path = "/a/path/that/is/longer/than/the/forty/columns/of/this/terminal"
+    lines = wrapped(f"error: {WORDY}\ncannot read {path}", io.StringIO()).splitlines()
+    assert max(len(line) for line in lines if line != path) <= 40 and path in lines
+    assert " ".join(lines).split() == f"error: {WORDY} cannot read {path}".split()
+
+
+def test_a_command_of_one_word_has_one_line():
+    assert [*command_lines("Run it: ", ["snugfit"], 5)] == ["Run it: snugfit"]
