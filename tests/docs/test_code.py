@@ -34,6 +34,12 @@ def test_own_module(tmp_path):
     assert (tmp_path / "small_net.safetensors").stat().st_size > 0
 
 
+def test_own_loop_with_budget(tmp_path):
+    printed = run_example("own_loop_with_budget", tmp_path)
+    assert "loss fell: True" in printed and "within the budget: True" in printed
+    assert int(re.search(r"images at once: (\d+) of 64", printed)[1]) < 64
+
+
 def test_own_loop_with_memory(tmp_path):
     printed = run_example("own_loop_with_memory", tmp_path)
     refused = re.findall(r"^(\d+) images at once are refused$", printed, re.MULTILINE)

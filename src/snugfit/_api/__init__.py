@@ -41,6 +41,9 @@ from snugfit._training.stopping import StopFlag as StopFlag
 if TYPE_CHECKING:
     from snugfit._api.estimates import Estimate as Estimate
     from snugfit._api.estimates import estimate as estimate
+    from snugfit._api.loop import FitRecord as FitRecord
+    from snugfit._api.loop import FitStep as FitStep
+    from snugfit._api.loop import fit as fit
     from snugfit._data.boxed import load_boxed as load_boxed
     from snugfit._data.user import from_dataset as from_dataset
     from snugfit._report.console import ConsoleProgress as ConsoleProgress
@@ -48,7 +51,10 @@ if TYPE_CHECKING:
 LATE = {
     "ConsoleProgress": "snugfit._report.console",
     "Estimate": "snugfit._api.estimates",
+    "FitRecord": "snugfit._api.loop",
+    "FitStep": "snugfit._api.loop",
     "estimate": "snugfit._api.estimates",
+    "fit": "snugfit._api.loop",
     "from_dataset": "snugfit._data.user",
     "load_boxed": "snugfit._data.boxed",
 }

@@ -33,20 +33,29 @@ def check_loss(loss: Loss | None, classes: int, device: torch.device) -> None:
     """
     if loss is None:
         return
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, classes, generator=generator).to(device)
+    require_mean(loss, logits, (torch.arange(4) % classes).to(device))
+
+
+def require_mean(loss: Loss, logits: Tensor, labels: Tensor) -> None:
+    """Refuse a loss that is not the mean over images, by outputs (B, ...) and targets (B, ...); B is even.
+
+    Raises:
+        UsageError: it fails, does not return a scalar with a gradient, is not the mean, or has parameters to train.
+    """
     if not callable(loss):
         raise UsageError(f"loss= is {loss!r}; pass a function of logits and labels.")
     if isinstance(loss, nn.Module) and any(each.requires_grad for each in loss.parameters()):
         raise UsageError("loss= has parameters, which would not be trained; make them part of the model.")
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(4, classes, generator=generator).to(device).requires_grad_()
-    labels = (torch.arange(4) % classes).to(device)
+    logits, half = logits.requires_grad_(), len(logits) // 2
     whole = _value(loss, logits, labels)
-    halves = [_value(loss, logits[part], labels[part]) for part in (slice(2), slice(2, 4))]
+    halves = [_value(loss, logits[part], labels[part]) for part in (slice(half), slice(half, None))]
     if abs(whole - sum(halves) / 2) > 1e-4 * max(abs(whole), 1e-4):
         raise UsageError(
-            f"loss= is not the mean over the images of a batch: it is {whole:.4g} for four images, and {halves[0]:.4g} "
-            f"and {halves[1]:.4g} for two of them each. Return the mean, because micro-batches are weighted by their "
-            "images; class_weights= weights classes."
+            f"loss= is not the mean over the images of a batch: it is {whole:.4g} for {2 * half} images, and "
+            f"{halves[0]:.4g} and {halves[1]:.4g} for half of them each. Return the mean, because micro-batches are "
+            "weighted by their images; class_weights= of snugfit.plan weights classes."
         )
 
 

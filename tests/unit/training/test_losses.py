@@ -61,7 +61,10 @@ class Learned(nn.Module):
     ("loss", "said"),
     [
         (lambda outputs, labels: F.cross_entropy(outputs, labels, reduction="sum"), "is not the mean over the images"),
-        (nn.CrossEntropyLoss(torch.tensor([1.0, 2, 3])), "is not the mean over .* class_weights= weights classes"),
+        (
+            nn.CrossEntropyLoss(torch.tensor([1.0, 2, 3])),
+            "is not the mean over .* class_weights= of snugfit.plan weights classes",
+        ),
         ("focal", "is 'focal'; pass a function"),
         (lambda outputs, labels: F.cross_entropy(outputs, labels, reduction="none"), "a tensor of shape \\(4,\\) for"),
         (lambda outputs, labels: F.cross_entropy(outputs, labels).item(), "returned float for logits of shape"),

@@ -1,0 +1,310 @@
+"""A memory budget for a training loop of one's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from snugfit._chain import Chain
+from snugfit._core.amounts import parse_bytes
+from snugfit._core.option_groups import FROM_PYTHON
+from snugfit._core.options import Checked, Count, Size, from_keywords
+from snugfit._core.parts import part_sizes
+from snugfit._core.request import Request
+from snugfit._core.workload import OptimizerState, Workload
+from snugfit._engine.builder import optimizer_of
+from snugfit._engine.loop_plan import LoopPlan, LoopPlanner
+from snugfit._engine.loop_trainer import LoopNetwork, parts_of
+from snugfit._engine.process import baseline
+from snugfit._quantities import format_bytes
+from snugfit._training.losses import Loss, require_mean
+from snugfit._training.run import TRIM_SECONDS
+from snugfit.errors import BudgetExceededError, ModelError, UsageError, is_out_of_memory
+from snugfit.memory import MemoryLimit, PeakMeter, make_meter, release_memory, trim_heap
+from snugfit.profiling import META_PASS_BYTES
+from snugfit.strategies.recomputation.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class LoopOptions(Checked):
+    """The options of :func:`fit`, with the defaults of :func:`snugfit.plan`."""
+
+    memory: Size
+    batch_size: Count = 128
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    optimizer_state: OptimizerState | None = None
+    lr: float | None = None
+    weight_decay: float | None = None
+
+    def request(self) -> Request:
+        """The same as the request of a plan, which checks learning rate and weight decay."""
+        return Request.of(**asdict(self))
+
+
+@dataclass(frozen=True)
+class FitRecord:
+    """What a loop was predicted, allowed and measured to use; prints as a line.
+
+    Attributes:
+        predicted_bytes, budget_bytes, measured_bytes: peaks of memory above the baseline.
+        micro_batch: most images in memory at once; a whole batch is divided into ``micro_batches``.
+        recomputation: units whose feature maps are computed again, such as ``(0 1) 2``; empty if none are.
+        enforced: whether the system enforces the budget.
+        steps: steps so far.
+    """
+
+    predicted_bytes: int
+    budget_bytes: int
+    measured_bytes: int
+    micro_batch: int
+    micro_batches: int
+    recomputation: str
+    enforced: bool
+    steps: int
+
+    def __str__(self) -> str:
+        sizes = (self.predicted_bytes, self.budget_bytes, self.measured_bytes)
+        predicted, allowed, measured = map(format_bytes, sizes)
+        parts = f"{self.micro_batches} x {self.micro_batch}" if self.micro_batches > 1 else str(self.micro_batch)
+        again = f", recomputes {self.recomputation}" if self.recomputation else ""
+        held = "enforced" if self.enforced else "not enforced here"
+        return (
+            f"memory: predicted {predicted}, allowed {allowed} ({held}), measured {measured} in {self.steps} steps; "
+            f"images at once: {parts}{again}"
+        )
+
+
+class FitStep:
+    """One training step of a loop inside a memory budget: what :func:`fit` gives.
+
+    Attributes:
+        plan: how a batch is divided.
+    """
+
+    def __init__(
+        self, network: LoopNetwork, plan: LoopPlan, limit: MemoryLimit, meter: PeakMeter, example: tuple[Tensor, Tensor]
+    ) -> None:
+        self.plan, self._limit, self._meter = plan, limit, meter
+        units = len(network.chain.all_units)
+        schedule = Schedule.parse(plan.recomputation) if plan.recomputation else Schedule.keeping(units)
+        self._trainer = network.trainer(schedule, plan.micro_batches > 1)
+        self._first_lr = self._lr = network.optimizer.lr
+        self._shapes = [each.shape[1:] for each in example]
+        self._known = {*part_sizes(plan.batch_size, plan.micro_batches)}
+        self._steps = self._measured = 0
+        self._trimmed_at = time.perf_counter()
+
+    def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Train on images (B, C, H, W) and their targets (B, ...); the last batch of an epoch may be smaller.
+
+        Returns:
+            The mean loss of the batch, a scalar without a graph.
+
+        Raises:
+            UsageError: shapes differ from the example's, or there are more images than ``batch_size``.
+            BudgetExceededError: memory is refused; gradients are freed, and the loop may go on.
+        """
+        self._check(images, targets)
+        self._tick()
+        sizes = part_sizes(len(images), -(-len(images) // self.plan.micro_batch))
+        new = not self._known.issuperset(sizes)
+        loss = None
+        try:
+            with self._limit.allow_kernels() if new else nullcontext():
+                loss = self._trainer.step(parts_of(images, targets, sizes))
+        except (RuntimeError, MemoryError, SystemError) as error:
+            if not is_out_of_memory(error):
+                raise
+        if loss is None:  # outside of the except clause, which keeps all tensors alive
+            release_memory()
+            raise self._exceeded(len(images))
+        self._known.update(sizes)
+        self._steps += 1
+        self._measured = max(self._measured, self._meter.mark())
+        return loss
+
+    def _check(self, images: Tensor, targets: Tensor) -> None:
+        shapes = [each.shape[1:] for each in (images, targets)]
+        if shapes != self._shapes or len(images) != len(targets):
+            got, planned = ([tuple(shape) for shape in each] for each in (shapes, self._shapes))
+            raise UsageError(
+                f"a step got {len(images)} images and {len(targets)} targets of shapes {got}; the plan is for as many "
+                f"of each, of shapes {planned}: give such an example=."
+            )
+        if not 0 < len(images) <= self.plan.batch_size:
+            raise UsageError(
+                f"a step got {len(images)} images, and the plan is for 1 to batch_size={self.plan.batch_size}."
+            )
+
+    def _tick(self) -> None:
+        """Read the peak, and let the limit follow the memory that is mapped; trim the heap at times."""
+        self._measured = max(self._measured, self._meter.mark())
+        if time.perf_counter() - self._trimmed_at > TRIM_SECONDS:
+            trim_heap()
+            self._trimmed_at = time.perf_counter()
+        self._limit.refresh()
+
+    def _exceeded(self, images: int) -> BudgetExceededError:
+        partly = "" if self._trainer.holds else " Some weights may have been updated before."
+        return BudgetExceededError(
+            f"a step of {images} images was refused memory within memory={format_bytes(self.record.budget_bytes)}, "
+            f"although it was predicted to fit: the loop keeps the rest.{partly} Free what it keeps between steps, or "
+            "use a larger memory=."
+        )
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step; set it to follow a schedule."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self._lr = value
+        self._trainer.optimizers.set_lr_factor(value / self._first_lr)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The live tensors of the optimizer's state, of any shapes, by name, for a checkpoint of one's own."""
+        return self._trainer.optimizers.state()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore a state of :meth:`state_dict`, in its shapes; raises CheckpointError if it is another network's."""
+        self._trainer.optimizers.load_state(state)
+
+    @property
+    def record(self) -> FitRecord:
+        """What was predicted, allowed and measured so far."""
+        plan, limit = self.plan, self._limit
+        return FitRecord(
+            predicted_bytes=plan.predicted_bytes,
+            budget_bytes=limit.budget_bytes or 0,
+            measured_bytes=self._measured,
+            micro_batch=plan.micro_batch,
+            micro_batches=plan.micro_batches,
+            recomputation=plan.recomputation,
+            enforced=limit.enforced,
+            steps=self._steps,
+        )
+
+    def _close(self) -> None:
+        """Read the peak for the last time, and remove all hooks and gradients from the model."""
+        self._measured = max(self._measured, self._meter.mark())
+        self._trainer.optimizers.detach_hooks()
+        self._trainer.optimizers.zero_grad()
+
+
+@contextmanager
+def fit(
+    model: nn.Module, loss_function: Loss, *, example: tuple[Tensor, Tensor], memory: str | int, **options: Any
+) -> Iterator[FitStep]:
+    """Train a module in a loop of one's own, inside a memory budget.
+
+    It measures steps of the module on the example, which change nothing, and chooses how many images are in memory at
+    once and which units are computed again in the backward pass. Each step then has the gradients of the whole batch.
+    The system enforces the budget until the end of the context, in all that the loop does. The budget counts from
+    :func:`snugfit.prepare_process`, or from here if that was not called.
+
+    >>> import torch
+    >>> import snugfit
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.Flatten(), torch.nn.Linear(288, 10))
+    >>> images, targets = torch.randn(32, 1, 8, 8), torch.randint(10, (32,))
+    >>> loss_function = torch.nn.functional.cross_entropy
+    >>> with snugfit.fit(model, loss_function, memory="60MB", batch_size=32, example=(images, targets)) as step:
+    ...     losses = [float(step(images, targets)) for _ in range(3)]
+    >>> losses[2] < losses[0], step.record.measured_bytes <= step.record.predicted_bytes <= 60_000_000
+    (True, True)
+
+    Args:
+        model: maps images (B, C, H, W) to one tensor; trained in place, in the modes that its layers are in.
+        loss_function: of outputs and targets (B, ...); the mean over the batch.
+        example: images (B, C, H, W) and targets (B, ...) as the loop gives them; of any number.
+        memory: the budget, like ``"300MB"``.
+        **options: ``batch_size``, ``optimizer`` (``sgd`` or ``adamw``), ``optimizer_state``, ``lr`` and
+            ``weight_decay``, with the defaults of :func:`snugfit.plan`; the learning rate stays constant unless
+            ``step.lr`` is set.
+
+    Raises:
+        UsageError: an option, the example or the loss cannot be used.
+        ModelError: the model cannot be trained.
+        InfeasibleBudgetError: nothing fits the budget.
+    """
+    chosen = from_keywords(LoopOptions, {"memory": memory, **options})
+    request = chosen.request()
+    _require_example(example)
+    device = _device(model)
+    resting = baseline()
+    with MemoryLimit(int(parse_bytes(chosen.memory)), resting, device) as limit:
+        meter = make_meter(resting, device)
+        with limit.allow_address_space(META_PASS_BYTES):
+            shape = cast("tuple[int, int, int]", tuple(example[0].shape[1:]))
+            chain = Chain.from_any_module(model, shape)
+            _require_mean(loss_function, chain, example, device)
+        network = LoopNetwork(model, chain, loss_function, optimizer_of(request))
+        workload = _workload(network, shape, chosen.batch_size)
+        images, targets = (_resized(each, chosen.batch_size).to(device) for each in example)
+        plan = LoopPlanner(network, workload, (images, targets), limit, meter).plan()
+        step = FitStep(network, plan, limit, meter, example)
+        del images, targets, example, chain, network
+        release_memory()
+        meter.restart()
+        try:
+            yield step
+        finally:
+            step._close()
+
+
+def _workload(network: LoopNetwork, shape: tuple[int, int, int], batch_size: int) -> Workload:
+    """A workload of one step."""
+    return Workload(
+        model=type(network.model).__name__,
+        data=FROM_PYTHON,
+        input_shape=shape,
+        classes=1,
+        train_count=batch_size,
+        val_count=0,
+        test_count=0,
+        epochs=1,
+        batch_size=batch_size,
+        optimizer=network.optimizer,
+        loss="python",
+    )
+
+
+def _device(model: nn.Module) -> torch.device:
+    first = next(model.parameters(), None)
+    if first is None:
+        raise ModelError(f"{type(model).__name__} has no parameters: there is nothing to train.")
+    return first.device
+
+
+def _require_example(example: Any) -> None:
+    """Refuse an example that is no pair of images (B, ...) and targets (B, ...)."""
+    pair = isinstance(example, (tuple, list)) and len(example) == 2
+    if not (pair and all(isinstance(each, Tensor) and each.dim() > 0 for each in example)):
+        raise UsageError("example= must be a pair of tensors, (images, targets), as the loop gives them to a step.")
+    if not len(example[0]) == len(example[1]) > 0:
+        counts = f"{len(example[0])} images and {len(example[1])} targets"
+        raise UsageError(f"example= has {counts}; give as many of each, at least one.")
+
+
+def _require_mean(loss: Loss, chain: Chain, example: tuple[Tensor, Tensor], device: torch.device) -> None:
+    """Refuse a loss that is no mean over the batch, for outputs and targets (B, ...) like the network's."""
+    targets = torch.cat([example[1][:4]] * 2)[:4].to(device)  # 2 or 4
+    generator = torch.Generator().manual_seed(0)
+    dtype = next(chain.to_module().parameters()).dtype
+    outputs = torch.randn(len(targets), *chain.head.output_shape, generator=generator, dtype=dtype).to(device)
+    require_mean(loss, outputs, targets)
+
+
+def _resized(tensor: Tensor, count: int) -> Tensor:
+    """The first ``count`` of a tensor (B, ...), which repeats if it has fewer, in the same layout."""
+    if len(tensor) >= count:
+        return tensor[:count]
+    made = tensor[torch.arange(count, device=tensor.device) % len(tensor)]
+    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+    return made.contiguous(memory_format=torch.channels_last) if last else made

@@ -1,0 +1,241 @@
+"""Plan a caller's own training loop: micro-batch and recomputation within a memory budget, by measured steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from snugfit._chain import Chain, on_meta_or
+from snugfit._core.budget import Budget
+from snugfit._core.parts import largest_parts, part_sizes
+from snugfit._core.profile import ProbeLine, Profile
+from snugfit._core.workload import Workload
+from snugfit._engine.loop_trainer import LoopNetwork, LoopTrainer, TrialSteps, parts_of
+from snugfit._planner import MeasurementContext
+from snugfit._quantities import format_bytes
+from snugfit._training.dry_run import SPARE_BYTES, smaller_batch_sizes
+from snugfit.errors import BudgetExceededError, InfeasibleBudgetError
+from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory, tensor_peak_bytes
+from snugfit.memory.address_space import KERNEL_BYTES
+from snugfit.profiling import META_PASS_BYTES, Probe, alone, unit_stats
+from snugfit.profiling.measuring import FIRST_GROWTH
+from snugfit.strategies.checkpoint.candidates import Candidate, find_candidates, schedule_of_probe, schedule_probes
+from snugfit.strategies.checkpoint.search import MeasurementFilter, fastest_schedule
+from snugfit.strategies.full_network import LONGEST_STEP_SECONDS, PLAIN_PROBE
+from snugfit.strategies.memory_estimates import require_images, smallest_budget, weight_layers, with_safety
+from snugfit.strategies.micro_batch import MicroBatching, hold_modes, line_name
+from snugfit.strategies.recomputation.schedule import Schedule
+
+LOADED_BATCHES = 2
+"""Batches that a loader has in memory while it makes the next one of its images, besides the one in use."""
+
+
+@dataclass(frozen=True)
+class LoopPlan:
+    """How a loop's steps are computed.
+
+    Attributes:
+        micro_batch: most images in memory at once; a batch is divided into ``micro_batches``.
+        batch_size: images of a whole batch.
+        recomputation: units that are computed again, as a ``Schedule`` prints; empty if none are.
+        predicted_bytes: upper bound of the peak above the baseline.
+    """
+
+    micro_batch: int
+    micro_batches: int
+    batch_size: int
+    recomputation: str
+    predicted_bytes: int
+
+
+def on_meta(model: nn.Module) -> nn.Module:
+    """A copy on the meta device, in float32, without allocating memory."""
+
+    def empty(tensor: Tensor) -> Tensor:
+        made = torch.empty_like(tensor, device="meta")
+        return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+
+    tensors = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(each): empty(each) for each in tensors}).float()
+
+
+class LoopPlanner:
+    """Measures steps of a network on a batch (B, ...) and its targets (B, ...), within a limit that is in force."""
+
+    def __init__(
+        self,
+        network: LoopNetwork,
+        workload: Workload,
+        batch: tuple[Tensor, Tensor],
+        limit: MemoryLimit,
+        meter: PeakMeter,
+    ) -> None:
+        self.network, self.workload, self.limit, self.meter = network, workload, limit, meter
+        self.images, self.targets = batch
+        self.trials = TrialSteps(network)
+        self.meta = Chain.from_any_module(on_meta(network.model), workload.input_shape)
+        self.held = self.images.nbytes + self.targets.nbytes
+        self.budget_bytes = limit.budget_bytes or 0
+        self.probes: list[Probe] = []
+
+    def plan(self) -> LoopPlan:
+        """Choose the fastest way that fits, and try it.
+
+        Raises:
+            InfeasibleBudgetError: no micro-batch fits the budget, even with recomputation.
+            BudgetExceededError: it was predicted to fit, and is refused memory.
+        """
+        try:
+            with torch.random.fork_rng(devices=[self.images.device] if self.images.is_cuda else []):
+                profile = self._measured()
+                probe, micro = self._choice(profile)
+                return self._tried(profile, probe, micro)
+        finally:
+            self.trials.clear()
+
+    def _measured(self) -> Profile:
+        with self.limit.allow_address_space(META_PASS_BYTES):
+            self.probes = list(self._probes())
+            units = unit_stats(self.meta)
+        found = MeasurementContext(self.meter, self.limit, lambda *_: None).profile(self.probes)
+        self.trials.clear()
+        return replace(found, units=units)
+
+    def _choice(self, profile: Profile) -> tuple[str, MicroBatching]:
+        """Probe and micro-batches of the fastest way; its first batch of another size may come when state exists."""
+        weights = 4 * sum(unit.trained for unit in profile.units)
+        state = int(weights * self.workload.optimizer.state_per_parameter)
+        budget = Budget(max(self.budget_bytes - self.held - min(state, KERNEL_BYTES), 1))
+        names = schedule_probes(profile.floors)
+        found = fastest_schedule(names, self.workload, profile, budget, accumulate=True)
+        if found is None or found[1].images(self.workload) < self.workload.batch_size:
+            lone = alone(profile, self.probes)  # a larger budget also measures what this one refused
+            raise self._infeasible(smallest_budget(lone, min(profile.floors.values()) + self.held))
+        predicted = self._predicted(profile, *found)
+        if predicted > self.budget_bytes:
+            raise self._infeasible(predicted)
+        return found
+
+    def _infeasible(self, smallest: int) -> InfeasibleBudgetError:
+        smallest = max(smallest, self.budget_bytes + 1_000_000)
+        return InfeasibleBudgetError(
+            f"{self.workload.model} does not fit memory={format_bytes(self.budget_bytes)}, whatever the micro-batch.",
+            closest="the smallest micro-batch",
+            lacking_bytes=smallest - self.budget_bytes,
+            smallest_bytes=smallest,
+        )
+
+    def _predicted(self, profile: Profile, probe: str, micro: MicroBatching) -> int:
+        """Peak of a step, or of loading the next batch."""
+        step = micro.step_bytes(profile.lines[micro.line(probe)], self.workload)
+        return with_safety(profile.base_bytes + self.held, max(step, LOADED_BATCHES * self.held))
+
+    def _tried(self, profile: Profile, probe: str, micro: MicroBatching) -> LoopPlan:
+        """The plan of the largest micro-batch whose step is not refused memory, which also generates its kernels."""
+        batch, schedule = self.workload.batch_size, self._schedule(probe)
+        smallest = profile.lines[micro.line(probe)].smallest_batch
+        sizes = [micro.micro_batch, *smaller_batch_sizes(micro.micro_batch, smallest)]
+        predicted = self._predicted(profile, probe, micro)
+        for parts in dict.fromkeys(-(-batch // size) for size in sizes if batch // -(-batch // size) >= smallest):
+            release_memory()
+            if self._runs(schedule, part_sizes(batch, parts)):
+                text = str(schedule) if schedule.recomputes else ""
+                return LoopPlan(-(-batch // parts), parts, batch, text, predicted)
+        raise BudgetExceededError(
+            f"{self.workload.model} needs more than memory={format_bytes(self.budget_bytes)} at every micro-batch, "
+            "although it was predicted to fit. Use a larger memory=."
+        )
+
+    def _runs(self, schedule: Schedule, sizes: tuple[int, ...]) -> bool:
+        """Whether a step on the largest and the smallest part of a batch gets the memory that it needs."""
+        tried = (sizes[0], sizes[-1])[: len(sizes)]
+        images, targets = self.images[: sum(tried)], self.targets[: sum(tried)]
+        try:
+            with self.limit.reserve(SPARE_BYTES), self.limit.allow_kernels():
+                self.trials.trainer(schedule, len(sizes) > 1).step(parts_of(images, targets, tried))
+        except (RuntimeError, MemoryError, SystemError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
+        finally:
+            self.trials.clear()
+        return True
+
+    def _schedule(self, probe: str) -> Schedule:
+        return schedule_of_probe(probe, len(self.meta.all_units))[0]
+
+    def _probes(self) -> Iterator[Probe]:
+        """A step without recomputation, and by each schedule that may be worth measuring, if units may run twice."""
+        if self._runs_whole:
+            yield from (self._probe(PLAIN_PROBE, hold) for hold in self._modes)
+            return
+        own = sum(unit.weight_bytes for unit in self.meta.all_units)  # they are in memory
+        found = find_candidates(self.meta, unit_stats(self.meta), self.workload)
+        candidates = [replace(each, fixed_bytes=each.fixed_bytes - own) for each in found]
+        left = FIRST_GROWTH + 2 * self._probe(PLAIN_PROBE, False).growth_bytes
+        judge = MeasurementFilter(candidates, self.workload, len(self._modes) > 1, left)
+        for candidate in candidates:
+            for hold in self._modes:
+                yield replace(self._probe(candidate.probe, hold), needed=self._needed(judge, candidate, hold))
+
+    @property
+    def _runs_whole(self) -> bool:
+        """Whether no unit can be computed again."""
+        return bool(self.network.chain.undivided or self.meta.reasons_against_units(recomputed=True))
+
+    @property
+    def _modes(self) -> tuple[bool, ...]:
+        """Whether steps hold gradients: never for a batch of one image."""
+        return hold_modes(self.workload.batch_size > 1)
+
+    def _needed(
+        self, judge: MeasurementFilter, candidate: Candidate, hold: bool
+    ) -> Callable[[Mapping[str, ProbeLine | None], float], bool]:
+        """Whether a schedule is worth measuring, where a loop holds a batch."""
+        return lambda tried, available: judge.is_worth_measuring(candidate, hold, tried, available - self.held)
+
+    def _probe(self, name: str, hold: bool) -> Probe:
+        """The probe of a step in place; one that holds gradients has two micro-batches."""
+        limit, schedule = self.workload.batch_size, self._schedule(name)
+
+        def build() -> Callable[[int], object]:
+            trainer = self.trials.trainer(schedule, hold)
+            return lambda batch: trainer.step([(self.images[:batch], self.targets[:batch])] * (1 + hold))
+
+        return Probe(
+            line_name(name, hold=hold),
+            build,
+            lambda batch: self._floor(schedule, batch, hold),
+            limit,
+            sizes=largest_parts(limit)[:-1] if hold else (),
+            layers=weight_layers(self.meta),
+            kernels=PLAIN_PROBE,
+            longest_seconds=LONGEST_STEP_SECONDS,
+        )
+
+    def _floor(self, schedule: Schedule, batch: int, hold: bool) -> int:
+        """Tensor bytes that two steps add to the weights, counted on the meta device."""
+        chain = copy.deepcopy(self.meta)
+        model = chain.to_module()
+        require_images(batch, self.workload.batch_size, self.network.model)
+        network = replace(self.network, model=model, chain=chain, loss=lambda outputs, _: outputs.sum())
+        trainer = LoopTrainer(network, chain, schedule, holds=hold)
+        own = sum(unit.weight_bytes for unit in chain.all_units)
+        images = torch.empty((batch, *self.workload.input_shape), device="meta")
+
+        def step() -> Tensor:
+            return trainer.step([(images, images)] * (1 + hold))
+
+        def count() -> int:
+            return tensor_peak_bytes(step, trainer.modules, repeats=2) - own
+
+        counted = on_meta_or(count, 0, whole=bool(chain.undivided))
+        return counted * self._itemsize // torch.float32.itemsize
+
+    @property
+    def _itemsize(self) -> int:
+        return next(self.network.model.parameters()).element_size()

@@ -1,0 +1,322 @@
+"""A memory budget for a loop of one's own: the same weights as a plain loop, inside an enforced limit."""
+
+import copy
+import resource
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import snugfit
+from snugfit._chain import Chain
+from snugfit._core.workload import OptimizerSettings
+from snugfit._engine.loop_trainer import LoopNetwork, TrialSteps, parts_of
+from snugfit.errors import BudgetExceededError, CheckpointError, ModelError, UnknownNameError, UsageError
+from snugfit.strategies.recomputation.schedule import Schedule
+
+SETTINGS = {"lr": 0.05, "weight_decay": 1e-3}
+
+
+def small(*extra, dtype=torch.float64):
+    torch.manual_seed(0)
+    first = [nn.Conv2d(1, 4, 3, padding=1), *extra, nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*first, nn.Flatten(), nn.Linear(256, 5)).to(dtype)
+
+
+def batches(*sizes, dtype=torch.float64):
+    torch.manual_seed(1)
+    return [(torch.randn(size, 1, 8, 8, dtype=dtype), torch.randint(5, (size,))) for size in sizes]
+
+
+def plain_loop(model, data, optimizer, part=None):
+    """Train by torch alone; with ``part``, on gradients accumulated over parts of that many images."""
+    kinds = {"sgd": lambda w: torch.optim.SGD(w, momentum=0.9, **SETTINGS), "adamw": adamw}
+    updates = kinds[optimizer](model.parameters())
+    for images, targets in data:
+        updates.zero_grad()
+        for some, truths in zip(images.split(part or len(images)), targets.split(part or len(images)), strict=True):
+            (F.cross_entropy(model(some), truths, reduction="sum") / len(images)).backward()
+        updates.step()
+
+
+def adamw(weights):
+    return torch.optim.AdamW(weights, **SETTINGS)
+
+
+def assert_same(model, other):
+    for (name, tensor), expected in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_the_weights_are_those_of_a_plain_loop(optimizer):
+    model, data = small(), batches(8, 8, 8, 5)  # a last smaller batch
+    other = copy.deepcopy(model)
+    losses = []
+    with snugfit.fit(
+        model, F.cross_entropy, memory="1GB", batch_size=8, example=data[0], optimizer=optimizer, **SETTINGS
+    ) as step:
+        for images, targets in data:
+            expected = F.cross_entropy(model(images), targets).item()
+            losses.append((step(images, targets).item(), expected))
+    plain_loop(other, data, optimizer)
+    assert_same(model, other)
+    assert all(found == pytest.approx(expected, abs=1e-10) for found, expected in losses)
+    assert step.record.micro_batches == 1 and step.record.steps == 4
+
+
+@pytest.mark.parametrize("schedule", ["0 1 2", "(0 1) 2"])
+def test_micro_batches_and_recomputation_give_the_gradients_of_the_whole_batch(schedule):
+    model, data = small(), batches(8, 8, 7)
+    other = copy.deepcopy(model)
+    trainer = network_of(model).trainer(Schedule.parse(schedule), True)
+    for images, targets in data:
+        trainer.step(parts_of(images, targets, (3, 3, len(images) - 6)))
+    plain_loop(other, data, "sgd")
+    assert_same(model, other)
+
+
+def test_batch_norms_normalise_by_the_images_of_a_micro_batch():
+    model, data = small(nn.BatchNorm2d(4)), batches(8, 8)
+    other = copy.deepcopy(model)
+    trainer = network_of(model).trainer(Schedule.parse("(0) 1 2"), True)
+    for images, targets in data:
+        trainer.step(parts_of(images, targets, (4, 4)))
+    plain_loop(other, data, "sgd", part=4)
+    assert_same(model, other)
+
+
+def network_of(model):
+    chain = Chain.from_any_module(model, (1, 8, 8))
+    return LoopNetwork(model, chain, F.cross_entropy, OptimizerSettings("sgd", **SETTINGS))
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_trials_change_nothing_even_where_gradients_are_infinite(holds):
+    model = small(nn.BatchNorm2d(4))
+    before = copy.deepcopy(model.state_dict())
+    trials = TrialSteps(network_of(model))
+    trainer = trials.trainer(Schedule.parse("0 (1) 2"), holds)
+    ((images, targets),) = batches(4)
+    trainer.step(parts_of(images / 0, targets, (2, 2) if holds else (4,)))
+    assert trainer.optimizers.state(), "it took the memory of a real step"
+    trials.clear()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    F.cross_entropy(model(images), targets).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters()), "no hook is left"
+
+
+def test_planning_draws_nothing_and_keeps_modes():
+    model, data = small(nn.Dropout()), batches(4)
+    model[1].eval()
+    before = torch.get_rng_state()
+    with snugfit.fit(model, F.cross_entropy, memory="1GB", batch_size=4, example=data[0]):
+        assert torch.equal(torch.get_rng_state(), before)
+        assert model.training and not model[1].training
+
+
+def test_the_learning_rate_follows_the_caller_and_the_state_is_restored():
+    model, data = small(), batches(4, 4)
+    start = copy.deepcopy(model.state_dict())
+    options = {"memory": "1GB", "batch_size": 4, "example": data[0]}
+    with snugfit.fit(model, F.cross_entropy, optimizer="adamw", **options) as step:
+        assert step.lr == 0.001
+        step.lr = 0.0
+        step(*data[0])
+        assert all(torch.equal(tensor, start[name]) for name, tensor in model.state_dict().items())
+        state = copy.deepcopy(step.state_dict())
+    with snugfit.fit(model, F.cross_entropy, optimizer="adamw", **options) as step:
+        step.load_state_dict(state)
+        assert step.state_dict()["0.weight/step"] == 1
+        with pytest.raises(CheckpointError, match="belongs to no parameter"):
+            step.load_state_dict({"other/step": torch.zeros(())})
+
+
+def test_targets_may_be_anything_that_the_loss_takes():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 1))  # a map per image
+    images, targets = torch.randn(6, 1, 8, 8), torch.randn(6, 1, 8, 8)
+    with snugfit.fit(model, F.mse_loss, memory="1GB", batch_size=6, example=(images[:1], targets[:1]), lr=0.1) as step:
+        losses = [step(images, targets).item() for _ in range(5)]
+    assert losses[-1] < losses[0]
+
+
+class Branching(nn.Module):
+    """Cannot be divided into units."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 4, 3), nn.Linear(144, 5)
+
+    def forward(self, images):
+        features = self.first(images)
+        return self.last((features if features.sum() > 0 else -features).flatten(1))
+
+
+def test_a_network_that_cannot_be_divided_is_trained_as_a_whole():
+    model, data = Branching(), batches(6, 6, dtype=torch.float32)
+    other = copy.deepcopy(model)
+    with snugfit.fit(model, F.cross_entropy, memory="1GB", batch_size=6, example=data[0], **SETTINGS) as step:
+        for images, targets in data:
+            step(images, targets)
+    plain_loop(other, data, "sgd")
+    torch.testing.assert_close(model.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "text"),
+    [
+        ({"memory": "much"}, UsageError, "--memory must be"),
+        ({"batch_size": 0}, UsageError, "--batch-size must be"),
+        ({"optimizer": "schedulefree"}, UnknownNameError, "Known: adamw, sgd"),
+        ({"lr": -1.0}, UsageError, "--lr must be"),
+        ({"epochs": 3}, UnknownNameError, "unknown option 'epochs'"),
+        ({"example": torch.zeros(4, 1, 8, 8)}, UsageError, "must be a pair of tensors"),
+        ({"example": (torch.zeros(4, 1, 8, 8), torch.zeros(3))}, UsageError, "4 images and 3 targets"),
+        ({"example": (torch.zeros(0, 1, 8, 8), torch.zeros(0))}, UsageError, "at least one"),
+        ({"example": (torch.zeros(4, 2, 8, 8), torch.zeros(4))}, ModelError, "does not run"),
+        ({"loss_function": lambda outputs, targets: outputs.sum()}, UsageError, "not the mean over the images"),
+        ({"model": nn.Flatten()}, ModelError, "no parameters"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else str(value)[:30],
+)
+def test_bad_calls_are_refused_before_anything_is_limited(changed, error, text):
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    (example,) = batches(4, dtype=torch.float32)
+    given = {"model": small(dtype=torch.float32), "loss_function": F.cross_entropy, "memory": "1GB"}
+    with pytest.raises(error, match=text), snugfit.fit(**{**given, "example": example, **changed}):
+        pass
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+@pytest.mark.parametrize(
+    ("images", "targets", "text"),
+    [
+        (torch.zeros(5, 1, 8, 8), torch.zeros(5, dtype=torch.int64), "1 to batch_size=4"),
+        (torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64), "got 0 images"),
+        (torch.zeros(4, 1, 9, 9), torch.zeros(4, dtype=torch.int64), "of shapes"),
+        (torch.zeros(4, 1, 8, 8), torch.zeros(3, dtype=torch.int64), "4 images and 3 targets"),
+    ],
+)
+def test_a_step_refuses_what_it_was_not_planned_for(images, targets, text):
+    (example,) = batches(4, dtype=torch.float32)
+    model = small(dtype=torch.float32)
+    with snugfit.fit(model, F.cross_entropy, memory="1GB", batch_size=4, example=example) as step:
+        with pytest.raises(UsageError, match=text):
+            step(images, targets)
+        step(*example)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")
+def test_an_exception_in_the_loop_restores_the_limit_and_the_model():
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    (example,) = batches(4)
+    model = small()
+
+    def loop():
+        with snugfit.fit(model, F.cross_entropy, memory="1GB", batch_size=4, example=example) as step:
+            step(*example)
+            assert resource.getrlimit(resource.RLIMIT_DATA) != before
+            raise KeyError("of the loop")
+
+    with pytest.raises(KeyError, match="of the loop"):
+        loop()
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    F.cross_entropy(model(example[0]), example[1]).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters()), "gradients are held as before"
+
+
+def deep():
+    """Images (B, 3, 32, 32) to logits (B, 10); 12 MB of feature maps in a batch of 64 for each of its layers."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()]
+    for _ in range(4):
+        layers += [nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 10))
+
+
+def trained(memory, optimizer="adamw", keep=0, images=64):
+    """The record of some steps in a budget, the last one smaller; ``keep`` bytes are allocated after the first."""
+    import torch
+
+    import snugfit
+
+    example = torch.randn(images, 3, 32, 32), torch.randint(10, (images,))
+    loss, kept = torch.nn.functional.cross_entropy, []
+    options = {"memory": memory, "batch_size": images, "optimizer": optimizer}
+    with snugfit.fit(deep(), loss, example=example, **options) as step:
+        for count in (images, images, images, images * 2 // 3):
+            step(example[0][:count], example[1][:count])
+            kept.append(torch.ones(keep, dtype=torch.uint8))
+    return vars(step.record)
+
+
+def budgets():
+    import snugfit
+
+    snugfit.prepare_process(1)
+    return {memory: trained(memory) for memory in ("300MB", "40MB", "22MB")}
+
+
+def smallest():
+    """The smallest budget that an error names does, and the budget before it was too small."""
+    import snugfit
+    from snugfit.errors import InfeasibleBudgetError
+
+    snugfit.prepare_process(1)
+    try:
+        trained("8MB")
+    except InfeasibleBudgetError as error:
+        return trained(error.smallest_bytes)
+
+
+def kept():
+    """A loop that keeps memory is refused it in a step, and the process lives on."""
+    import resource
+
+    import snugfit
+    from snugfit.errors import BudgetExceededError
+    from snugfit.memory import is_out_of_memory
+
+    snugfit.prepare_process(1)
+    before, messages = resource.getrlimit(resource.RLIMIT_DATA), []
+    for size in (5_000_000, 200_000_000):
+        try:
+            trained("30MB", keep=size)
+        except BudgetExceededError as error:
+            messages.append(str(error))
+        except (RuntimeError, MemoryError) as error:
+            messages.append("the loop's own" if is_out_of_memory(error) else str(error))
+    restored = resource.getrlimit(resource.RLIMIT_DATA) == before
+    return {"messages": messages, "restored": restored, "again": trained("300MB")["steps"]}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")
+def test_measured_is_at_most_predicted_which_is_at_most_the_budget(fresh_process):
+    found = fresh_process(budgets, helpers=(deep, trained))["budgets"]
+    for memory, record in found.items():
+        assert record["enforced"] and record["steps"] == 4, memory
+        assert 0 < record["measured_bytes"] <= record["predicted_bytes"] <= record["budget_bytes"], memory
+    whole, parts, recomputed = found.values()
+    assert whole["micro_batches"] == 1 < parts["micro_batches"]
+    assert recomputed["recomputation"], "only with recomputation it fits"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")
+def test_the_smallest_budget_of_the_error_is_enough(fresh_process):
+    record = fresh_process(smallest, helpers=(deep, trained))["smallest"]
+    assert record["measured_bytes"] <= record["predicted_bytes"] <= record["budget_bytes"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")
+def test_a_step_without_memory_is_an_error_that_the_process_survives(fresh_process):
+    found = fresh_process(kept, helpers=(deep, trained))["kept"]
+    step, loop = found["messages"]
+    assert "was refused memory within memory=30.0 MB" in step and loop == "the loop's own"
+    assert found["restored"] and found["again"] == 4
+    assert issubclass(BudgetExceededError, snugfit.errors.SnugfitError)
