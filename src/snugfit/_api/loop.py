@@ -51,6 +51,9 @@ class LoopOptions(Checked):
 class FitRecord:
     """What a loop was predicted, allowed and measured to use; prints as a line.
 
+    >>> print(FitRecord(21_000_000, 35_000_000, 17_000_000, 32, 2, "", True, 12))
+    memory: predicted 21.0 MB, allowed 35.0 MB (enforced), measured 17.0 MB in 12 steps; images at once: 2 x 32
+
     Attributes:
         predicted_bytes, budget_bytes, measured_bytes: peaks of memory above the baseline.
         micro_batch: most images in memory at once; a whole batch is divided into ``micro_batches``.
@@ -83,6 +86,15 @@ class FitRecord:
 class FitStep:
     """One training step of a loop inside a memory budget: what :func:`fit` gives.
 
+    >>> from torch.nn import functional as F
+    >>> import snugfit
+    >>> model, example = nn.Linear(4, 2), (torch.randn(8, 4), torch.randint(2, (8,)))
+    >>> with snugfit.fit(model, F.cross_entropy, memory="60MB", batch_size=8, example=example, lr=0.1) as step:
+    ...     step.lr = step.lr / 2
+    ...     loss = step(*example)
+    >>> loss.shape, step.record.steps, sorted(step.state_dict())
+    (torch.Size([]), 1, ['bias/momentum_buffer', 'weight/momentum_buffer'])
+
     Attributes:
         plan: how a batch is divided.
     """
@@ -98,6 +110,7 @@ class FitStep:
         self._shapes = [each.shape[1:] for each in example]
         self._known = {*part_sizes(plan.batch_size, plan.micro_batches)}
         self._steps = self._measured = 0
+        self._closed = False
         self._trimmed_at = time.perf_counter()
 
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
@@ -107,7 +120,8 @@ class FitStep:
             The mean loss of the batch, a scalar without a graph.
 
         Raises:
-            UsageError: shapes differ from the example's, or there are more images than ``batch_size``.
+            UsageError: shapes differ from the example's, there are more images than ``batch_size``, or the context
+                has ended.
             BudgetExceededError: memory is refused; gradients are freed, and the loop may go on.
         """
         self._check(images, targets)
@@ -130,6 +144,10 @@ class FitStep:
         return loss
 
     def _check(self, images: Tensor, targets: Tensor) -> None:
+        if self._closed:
+            raise UsageError(
+                "a step was called after the context of snugfit.fit, where no budget holds; move it inside."
+            )
         shapes = [each.shape[1:] for each in (images, targets)]
         if shapes != self._shapes or len(images) != len(targets):
             got, planned = ([tuple(shape) for shape in each] for each in (shapes, self._shapes))
@@ -194,6 +212,7 @@ class FitStep:
     def _close(self) -> None:
         """Read the peak for the last time, and remove all hooks and gradients from the model."""
         self._measured = max(self._measured, self._meter.mark())
+        self._closed = True
         self._trainer.optimizers.detach_hooks()
         self._trainer.optimizers.zero_grad()
 
@@ -238,8 +257,8 @@ def fit(
     _require_example(example)
     device = _device(model)
     resting = baseline()
+    meter = make_meter(resting, device)  # its thread begins before memory is limited
     with MemoryLimit(int(parse_bytes(chosen.memory)), resting, device) as limit:
-        meter = make_meter(resting, device)
         with limit.allow_address_space(META_PASS_BYTES):
             shape = cast("tuple[int, int, int]", tuple(example[0].shape[1:]))
             chain = Chain.from_any_module(model, shape)
