@@ -213,7 +213,6 @@ class LoopPlanner:
             limit,
             sizes=largest_parts(limit)[:-1] if hold else (),
             layers=weight_layers(self.meta),
-            kernels=PLAIN_PROBE,
             longest_seconds=LONGEST_STEP_SECONDS,
         )
 

@@ -63,7 +63,7 @@ class Learned(nn.Module):
         (lambda outputs, labels: F.cross_entropy(outputs, labels, reduction="sum"), "is not the mean over the images"),
         (
             nn.CrossEntropyLoss(torch.tensor([1.0, 2, 3])),
-            "is not the mean over .* class_weights= of snugfit.plan weights classes",
+            "is not the mean over .* class_weights= of snugfit.plan",
         ),
         ("focal", "is 'focal'; pass a function"),
         (lambda outputs, labels: F.cross_entropy(outputs, labels, reduction="none"), "a tensor of shape \\(4,\\) for"),
