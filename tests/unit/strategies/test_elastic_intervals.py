@@ -166,7 +166,7 @@ class TestRuns:
         for statistics, told in ((False, True), (True, False)):
             events = []
             plan(net(statistics), epochs=1).run((events.append,), out=tmp_path / str(statistics))
-            assert any("--weights" in text for text in notices(events)) == told
+            assert any("so give --weights" in text for text in notices(events)) == told
 
     def test_what_the_user_froze_neither_trains_nor_is_ranked(self, tmp_path):
         module = net()
