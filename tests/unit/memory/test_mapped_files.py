@@ -21,16 +21,21 @@ def mapped(tmp_path):
         yield found
 
 
+def least(work):
+    """The smallest of three readings: other threads of the tests' process may read library code meanwhile."""
+    return min(touched_file_bytes(work) for _ in range(3))
+
+
 def test_pages_that_are_read_count_and_resident_ones_that_are_not_do_not(mapped):
-    nothing = touched_file_bytes(lambda: None)
-    half = touched_file_bytes(lambda: mapped[: 16 * MIB : 4096])
+    nothing = least(lambda: None)
+    half = least(lambda: mapped[: 16 * MIB : 4096])
     assert nothing < 4 * MIB
     assert 16 * MIB <= half < 20 * MIB
 
 
 def test_private_pages_do_not_count():
     private = bytearray(16 * MIB)
-    assert touched_file_bytes(lambda: private.find(b"x")) < 4 * MIB
+    assert least(lambda: private.find(b"x")) < 4 * MIB
 
 
 def test_pages_of_a_file_that_the_process_changed_do_not_count(tmp_path):
@@ -42,7 +47,7 @@ def test_pages_of_a_file_that_the_process_changed_do_not_count(tmp_path):
             for at in range(0, 16 * MIB, 4096):
                 copied[at] = 1
 
-        assert touched_file_bytes(change) < 4 * MIB
+        assert least(change) < 4 * MIB
 
 
 @pytest.mark.parametrize("name", ["_CLEAR_REFS", "_MAPPINGS"])

@@ -68,7 +68,7 @@ def test_a_profile_has_every_tensor_when_asked():
     assert all(row["t_dw"] > 0 and row["t_dy"] >= 0 for row in data["tensors"])
     timed = data["tensor_timing"]
     assert timed["batch"] == 4 and timed["forward_seconds"] > 0 and timed["steps"]["batch"] == 4
-    assert notices == [f"timing {len(parameters)} tensors one by one"]
+    assert [each for each in notices if "timing" in each] == [f"timing {len(parameters)} tensors one by one"]
 
 
 def test_a_budget_that_holds_no_operator_is_an_error_that_names_one(monkeypatch):
