@@ -123,12 +123,17 @@ def parse_weights(text: str) -> tuple[float, ...]:
     return weights
 
 
-def _weights(values: Any) -> str:
+def _joined(values: Any, separator: str, item: Callable[[Any], object], parse: Callable[[str], object]) -> str:
+    """A sequence from Python as the text of the command line, which ``parse`` checks."""
     if isinstance(values, bytes):
         raise TypeError
-    text = ",".join(repr(_real(value, None)) for value in values)
-    parse_weights(text)
+    text = separator.join(str(item(value)) for value in values)
+    parse(text)
     return text
+
+
+def _weights(values: Any) -> str:
+    return _joined(values, ",", lambda value: repr(_real(value, None)), parse_weights)
 
 
 _WEIGHTS = Text(
@@ -141,11 +146,7 @@ ClassWeights = Annotated[str, _WEIGHTS]
 
 
 def _shape(values: Any) -> str:
-    if isinstance(values, bytes):
-        raise TypeError
-    text = "x".join(str(_integer(value, None)) for value in values)
-    parse_shape(text)
-    return text
+    return _joined(values, "x", lambda value: _integer(value, None), parse_shape)
 
 
 InputShape = Annotated[str, Text("channels, height and width, like 3x224x224", parse_shape, _shape)]

@@ -82,10 +82,19 @@ class StepCounter:
         """The workload of steps of ``batch`` images."""
         options = self.options
         return Workload(
-            self.name, "", self.shape, max(options.classes or 10, 1), batch, 0, 0,
-            batch_size=batch, batch_limit=batch, optimizer=settings or options.settings,
-            precision=options.precision, weight_dtype=options.weight_dtype,
-        )  # fmt: skip
+            self.name,
+            "",
+            self.shape,
+            max(options.classes or 10, 1),
+            batch,
+            0,
+            0,
+            batch_size=batch,
+            batch_limit=batch,
+            optimizer=settings or options.settings,
+            precision=options.precision,
+            weight_dtype=options.weight_dtype,
+        )
 
     @property
     def dtype(self) -> torch.dtype:
