@@ -104,7 +104,7 @@ def order(
     """What is left to do, first things first: what was never run, then by rung, then by priority, then by seed.
 
     An arm that is infeasible in one run is left out: seeds, rates and epochs do not change its memory. Rows of other
-    sources choose no learning rate: the best one may have changed. Their trials are run again as if they never ran.
+    sources choose learning rates like all others, until they are run again, last: a table would never fill otherwise.
 
     Args:
         arms: every arm.
@@ -114,19 +114,17 @@ def order(
     """
     found: list[tuple[tuple[Any, ...], Task]] = []
     every = list(arms)
-    present = {key: row for key, row in rows.items() if row["digest"] in digests.values()}
     for index, arm in enumerate(every):
         digest = digests[arm.sources]
         group = [each for each in every if each.group and (each.experiment, each.group) == (arm.experiment, arm.group)]
-        tasks = _tasks(arm, group or [arm], present)
-        trials = trials_of(arm, present)
+        tasks = _tasks(arm, group or [arm], rows)
         if any(_infeasible(rows.get(task.key), digest) for _, task in tasks):
             continue
         for place, task in tasks:
             row = rows.get(task.key)
             stale = row is not None and row["digest"] != digest
             if row is None or stale or (retry and failed(row)):
-                rank = (stale and task not in trials, place, arm.priority, task.seed, index, task.lr or 0.0)
+                rank = (stale, place, arm.priority, task.seed, index, task.lr or 0.0)
                 found.append((rank, replace(task, stale=stale)))
     return [task for _, task in sorted(found, key=lambda each: each[0])]
 
