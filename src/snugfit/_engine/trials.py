@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -145,7 +144,7 @@ def _measurements(folder: Path) -> dict[str, Any]:
     return {
         "predicted_seconds": float(sum(phase.predicted_seconds for phase in phases)),
         "measured_peak_bytes": int(record.measured["peak_bytes"]),
-        "measured_seconds": float(sum(len(steps[each.name]) * median(steps[each.name]) for each in phases)),
+        "measured_seconds": float(sum(len(steps[each.name]) * float(np.median(steps[each.name])) for each in phases)),
     }
 
 

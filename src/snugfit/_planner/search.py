@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from snugfit._chain import Chain
 from snugfit._core.budget import Aim, Budget
@@ -25,7 +25,6 @@ from snugfit.profiling import (
     META_PASS_BYTES,
     Measurements,
     Probe,
-    TensorProbe,
     alone,
     describe,
     measure_probes,
@@ -33,8 +32,11 @@ from snugfit.profiling import (
     without_others,
 )
 
-Measured = TypeVar("Measured", Probe, TensorProbe)
-_Prober = tuple[Strategy, Sequence[Probe | TensorProbe]]
+if TYPE_CHECKING:
+    from snugfit.profiling import TensorProbe
+
+Measured = TypeVar("Measured", Probe, "TensorProbe")
+_Prober = tuple[Strategy, Sequence["Probe | TensorProbe"]]
 """A strategy with its probes."""
 
 

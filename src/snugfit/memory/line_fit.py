@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
+
+import numpy as np
 
 from snugfit._core.profile import ProbeLine, ProbePoint
 
@@ -34,7 +35,7 @@ def _least_squares(x: Sequence[float], y: Sequence[float]) -> tuple[float, float
     Written out, because numpy's solver calls a BLAS that reserves 32 MB per thread, and ends the process when that
     is refused under a memory limit.
     """
-    mean_x, mean_y = fmean(x), fmean(y)
+    mean_x, mean_y = float(np.mean(x)), float(np.mean(y))
     spread = sum((value - mean_x) ** 2 for value in x)
     if spread == 0:
         return max(y) / x[0], 0.0

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from snugfit._core.profile import ProbeLine, Profile, TensorProfile
 from snugfit.memory import MemoryLimit, PeakMeter, meta, release_memory
 from snugfit.profiling.measurement_cache import Measurement, Measurements
 from snugfit.profiling.probe import META_PASS_BYTES, Floors, Probe, available_bytes, measure_probe
-from snugfit.profiling.tensors import TensorProbe
+
+if TYPE_CHECKING:
+    from snugfit.profiling.tensors import TensorProbe
 
 FIRST_GROWTH = 3_000_000
 """Lower bound on the memory that profiling leaves, in addition to that of the probes (:func:`alone`)."""
@@ -73,7 +76,7 @@ class _Session:
         """Measure probes in order, of any shapes; a probe not needed yet is checked again after each similar one."""
         declined: list[Probe] = []
         for probe in probes:
-            if isinstance(probe, TensorProbe):
+            if not isinstance(probe, Probe):
                 self._take_tensors(probe)
             elif not self._take(probe):
                 declined.append(probe)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
@@ -270,7 +270,7 @@ def enough(times: list[float]) -> bool:
 
 def typical(times: list[float]) -> float:
     """Median seconds of all runs except the first, which generates kernels."""
-    return statistics.median(times[1:] or times)
+    return float(np.median(times[1:] or times))
 
 
 def timed(function: Callable[[], Any], device: torch.device) -> tuple[Any, float]:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from snugfit._chain import Chain
@@ -210,7 +210,7 @@ class Blockwise(BlockwiseSettings):
     def _need(self, workload: Workload, profile: Profile, module: Module) -> UnitNeeds:
         first, last, _ = module
         known = [line.shape_bytes for line in profile.lines.values() if len(line.points) > 1]
-        unknown = median(known) if known else 0.0
+        unknown = float(np.median(known)) if known else 0.0
         units, probe = profile.units[first : last + 1], _probe_name(profile, module)
         line, outputs = profile.lines.get(probe), tuple(units[-1].output_shape)
         shape = tuple(profile.units[first - 1].output_shape if first else workload.input_shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import statistics
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -318,7 +317,7 @@ class _ElasticRun:
         present = replace(
             present,
             epochs=run.position.epoch + 1 - present.first_epoch,
-            measured_seconds=statistics.median(seconds) if seconds else present.measured_seconds,
+            measured_seconds=float(np.median(seconds)) if seconds else present.measured_seconds,
         )
         may_drift = self.strategy.selects and not present.profiled and looks_drifted(present)
         found = may_drift and drifted(self.trainer, self.costs, run, self.chain.input_shape)
