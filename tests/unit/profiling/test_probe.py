@@ -57,6 +57,23 @@ def test_kernels_of_a_batch_size_count_once_and_those_of_a_new_one_are_predicted
     assert line.bytes_at(8) == pytest.approx(880, abs=2) and line.bytes_at(9) == pytest.approx(890 + 400, abs=2)
 
 
+@pytest.mark.parametrize(("kernels", "steps"), [(400, 2), (5, 1)])
+def test_kernels_that_the_first_step_makes_after_its_peak_count(kernels, steps, monkeypatch):
+    """Later steps have them at their peak. A long step is run again only if they are many."""
+    monkeypatch.setattr("snugfit.profiling.probe.LONG_STEP_SECONDS", 0.0)
+    machine, ran = Machine(), []
+
+    def step(batch):
+        machine.take(1000 + 10 * batch)
+        machine.resting += 0 if batch in ran else kernels
+        ran.append(batch)
+
+    made, _ = probe(machine, fixed=1000, sample=10, limit=16)
+    line = measure_probe(replace(made, build=lambda: step), machine, machine)
+    assert [point.peak_bytes for point in line.points] == [1020, 1080, 1160]
+    assert ran == [2, 2, *[8] * steps, *[16] * steps]
+
+
 def test_kernels_of_a_refused_batch_size_do_not_shrink_what_a_step_takes():
     machine, seen = Machine(budget=3000), set()
 
