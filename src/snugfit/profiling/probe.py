@@ -286,7 +286,7 @@ class _Attempt:
         return max((size for size in self.probe.sizes if size <= batch), default=batch)
 
     def _measure(self, batch: int) -> bool:
-        """Run one step and, if that was the first of all, a short one or one that made many kernels, another that counts.
+        """Run one step and, if it was the first, a short one or made many kernels, another that counts.
 
         The first of all has no optimizer state yet; the first on a new shape generates kernels, some hundredths of a
         second.
