@@ -56,8 +56,8 @@ def budget_for(step_bytes):
 
 
 def test_safety_and_its_inverse():
-    assert with_safety(10 * MB, 90 * MB) == pytest.approx(102_500_000 + SAFETY_BYTES, abs=1)
-    assert step_headroom(Budget(102_500_000 + SAFETY_BYTES + RESERVED_BYTES), 10 * MB) == pytest.approx(90 * MB)
+    assert with_safety(10 * MB, 90 * MB) == pytest.approx(101_500_000 + SAFETY_BYTES, abs=1)
+    assert step_headroom(Budget(101_500_000 + SAFETY_BYTES + RESERVED_BYTES), 10 * MB) == pytest.approx(90 * MB)
     assert step_headroom(Budget(), 10 * MB) == float("inf")
     assert smallest_budget(profile({}), 100 * MB) == ONE_SAMPLE
 
@@ -210,8 +210,8 @@ def test_backprop_proposes_what_the_settings_say():
         cost == network_cost(found, probe, workload(), MicroBatching(32, 2)) and cost.peak_bytes <= budget.memory_bytes
     )
     assert list(kind().propose(workload(), found, HARDWARE, Budget(5 * MB))) == []
-    assert kind().shortfall(workload(), found, HARDWARE, Budget(5 * MB)).smallest_bytes == 11 * MB, (
-        "1.12 + 2.5 + 5 + 2 MB, rounded up"
+    assert kind().shortfall(workload(), found, HARDWARE, Budget(5 * MB)).smallest_bytes == 10 * MB, (
+        "1.12 + 1.5 + 5 + 2 MB, rounded up"
     )
     assert list(kind().propose(workload(), profile({}, floors={probe: MB}), HARDWARE, budget)) == []
 
@@ -223,7 +223,7 @@ def test_kernels_of_smaller_last_batches_count_where_epochs_follow():
     assert passing_kernel_bytes(replace(work, epochs=1), 8, 3 * MB) == 0
 
 
-@pytest.mark.parametrize(("state", "passing", "wanted"), [(0, 0, 5.0), (3, 0, 2.0), (9, 0, 1.0), (9, 2, 3.05)])
+@pytest.mark.parametrize(("state", "passing", "wanted"), [(0, 0, 5.0), (3, 0, 2.0), (9, 0, 1.0), (9, 2, 3.03)])
 def test_what_a_dry_run_reserves_fits_where_there_is_no_optimizer_state_yet(state, passing, wanted):
     assert reserved_bytes(state * MB, passing * MB) == pytest.approx(wanted * MB)
 
@@ -260,7 +260,7 @@ def test_a_peak_at_the_end_of_the_backward_pass_has_optimizer_state_already(acti
     def found(budget, accumulate):
         return batch_settings(work, made, Budget(budget), "network", accumulate=accumulate, recomputes=recomputes)
 
-    assert found(least, False).micro_batch == 37
+    assert found(least, False).micro_batch == 36
     assert found(least + RESERVED_BYTES - LEAST_RESERVED_BYTES, False).micro_batch == 40
     held = found(least - MB, True)
     assert (held.micro_batch, held.micro_batches) == (20, 2)
