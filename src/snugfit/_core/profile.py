@@ -133,9 +133,9 @@ class ProbeLine:
     """Linear model of a probe over batch size (NeuroFlux section 5.2, Profiler; Figure 8).
 
     Predicted bytes are at most ``fixed_bytes + sample_bytes * batch + residual_bytes``: the least-squares line lifted
-    by its largest residual, so that no measured point lies above it. Between two measured points they are at most those
-    of the straight line through both: a step's peak is the largest of many amounts that grow linearly with the batch,
-    so it is convex. Seconds are those of a step.
+    by its largest residual, so that no measured point lies above it. Between two points, measured or computed, they are
+    at most those of the straight line through both: a step's peak is the largest of many amounts that grow linearly
+    with the batch, so it is convex. Seconds are those of a step.
 
     Attributes:
         residual_bytes: largest amount by which a measured point lies above the line (>= 0).
@@ -144,6 +144,7 @@ class ProbeLine:
         partial_bytes: additional workspace of batches above the largest measured one.
         sizes_bytes: bytes that measuring batch sizes after the first one left in memory.
         elsewhere: whether another process measured it, so that this one has no kernels of its batch sizes yet.
+        bounds: upper bounds at batches above the largest measured one, computed from tensors; in order.
     """
 
     name: str
@@ -158,6 +159,7 @@ class ProbeLine:
     partial_bytes: int = 0
     sizes_bytes: float = 0.0
     elsewhere: bool = False
+    bounds: tuple[ProbePoint, ...] = ()
 
     @property
     def measured_batch(self) -> int:
@@ -183,11 +185,11 @@ class ProbeLine:
         return int(min(bound, self._measured_bound(batch)) + new_bytes) + partial + 1
 
     def _measured_bound(self, batch: int) -> float:
-        """Bytes at ``batch`` by the measured points beside it; infinite above them, or if some need more workspace."""
+        """Bytes at ``batch`` by the points beside it; infinite above them, or if some batches need more workspace."""
         if self.partial_bytes:
             return math.inf
         low, least = 0, 0.0
-        for size, peaks in groupby(self.points, key=lambda point: point.batch):
+        for size, peaks in groupby((*self.points, *self.bounds), key=lambda point: point.batch):
             peak = max(least, *(float(point.peak_bytes) for point in peaks))
             if batch <= size:
                 share = (batch - low) / (size - low) if low else 1.0

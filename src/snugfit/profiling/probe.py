@@ -30,8 +30,9 @@ LONGEST_STEP_SECONDS = 1.0
 """No longer step of a part of a network is run to refine a line, ..."""
 FARTHEST = 4
 """... unless the batch to be used is larger than the largest measured batch by more than this factor."""
-BEYOND_MEASURED = 0.05
-"""Share added to a line's prediction for larger batches, which were up to 2 % above it."""
+BEYOND_MEASURED = 0.2
+"""Share added to the tensor bytes by which a step at a larger batch exceeds one at the largest measured batch. It was
+up to 0.17 (VGG-8, from 14 to 45 images), because some operators take workspace at larger batches only."""
 META_PASS_BYTES = 64_000_000
 """Address space for running a network on the meta device, whose graph's code may be compiled.
 
@@ -177,20 +178,24 @@ def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Fl
 def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, *, cut_short: bool = False) -> ProbeLine:
     """Fit the line; if only small batches could run, it must not be below the largest one's tensors.
 
+    If larger ones were left out because they take long, the peak at the largest is that of the last one measured plus
+    the tensors that come on top.
+
     A single point says nothing about smaller batches, which are then not offered. A single sample is not measured in
     addition to two, because kernels for one sample may take more memory and keep it.
     """
     smallest_batch = floors.smallest()[0]
     smallest_batch = max(smallest_batch, points[0].batch) if len(points) == 1 else smallest_batch
-    line, most = fit_line(probe.name, points, smallest_batch), probe.batch_limit
-    beyond = most - points[-1].batch
-    if beyond <= 0:
+    line, most, last = fit_line(probe.name, points, smallest_batch), probe.batch_limit, points[-1]
+    if most <= last.batch:
         return line
-    expected = line.bytes_at(most) + (int(BEYOND_MEASURED * line.sample_bytes * beyond) if cut_short else 0)
-    if line.bytes_at(most) < (most_bytes := max(floors.at(most), expected)):
-        synthetic = ProbePoint(most, most_bytes, line.seconds_at(most))
-        line = replace(fit_line(probe.name, [*points, synthetic], smallest_batch), points=line.points)
-    return line
+    least = floors.at(most)
+    if cut_short:
+        least = max(least, last.peak_bytes + int((least - floors.at(last.batch)) * (1 + BEYOND_MEASURED)))
+    bound = ProbePoint(most, max(line.bytes_at(most), least), line.seconds_at(most))
+    if bound.peak_bytes > line.bytes_at(most):
+        line = replace(fit_line(probe.name, [*points, bound], smallest_batch), points=line.points)
+    return replace(line, bounds=(bound,)) if cut_short else line
 
 
 class _Attempt:

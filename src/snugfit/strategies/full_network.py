@@ -48,7 +48,7 @@ from snugfit.strategies.memory_estimates import (
     weight_layers,
     with_safety,
 )
-from snugfit.strategies.micro_batch import MicroBatching, choose_batch, hold_modes, line_name, probe_of_line
+from snugfit.strategies.micro_batch import MicroBatching, choose_batch, hold_modes, line_name, probe_of_line, step_lines
 
 MakeForward = Callable[[Chain], Forward]
 MakeTrainer = Callable[[Chain, nn.Module, Workload, int], NetworkTrainer]
@@ -169,24 +169,24 @@ def batch_settings(
     micro-batches hold gradients; those of a whole batch in tiles are applied at once, and computed again.
     """
     weights = 4 * sum(unit.trained for unit in profile.units)
-    lines = [profile.lines[name] for name in (probe, line_name(probe, hold=True)) if name in profile.lines]
-    passing = _most_passing_bytes(workload, max((line.shape_bytes for line in lines), default=0.0))
+    lines = step_lines(profile.lines, probe)
+    steps = [lines[name] for name in (probe, line_name(probe, hold=True)) if name in lines]
+    passing = _most_passing_bytes(workload, max((line.shape_bytes for line in steps), default=0.0))
     state = weights * workload.optimizer.state_per_parameter
     late = min(state, SAFETY * (budget.memory_bytes or 0))
     absent = (state if holds else 0.0, late if recomputes or workload.compresses else state)
     if workload.clip_norm is not None:
         absent = (state, state)
     held, whole = (step_headroom(budget, profile.base_bytes, reserved_bytes(each, passing)) for each in absent)
-    return choose_batch(profile.lines, probe, held, workload, accumulate=accumulate, whole=whole)
+    return choose_batch(lines, probe, held, workload, accumulate=accumulate, whole=whole)
 
 
 def network_cost(profile: Profile, probe: str, workload: Workload, micro: MicroBatching) -> Cost:
     """Cost of training the whole network at a (micro-)batch."""
-    line = profile.lines[micro.line(probe)]
+    line = step_lines(profile.lines, probe)[micro.line(probe)]
     passed = forward_images(workload, tracks=any(unit.tracks for unit in profile.units))
     epoch = micro.epoch_seconds(line, workload, passed)
-    shape_bytes = max(profile.lines[name].shape_bytes for name in (micro.line(probe), probe) if name in profile.lines)
-    passing = passing_kernel_bytes(workload, micro.micro_batch, shape_bytes)
+    passing = passing_kernel_bytes(workload, micro.micro_batch, line.shape_bytes)
     peak = with_safety(profile.base_bytes + passing, micro.step_bytes(line, workload))
     units = tuple(unit.name for unit in profile.units)
     phase = Phase("network", peak, epoch * workload.epochs, micro.micro_batch, units)

@@ -101,6 +101,16 @@ def line_name(probe: str, *, hold: bool) -> str:
     return f"{probe}:accumulate" if hold else probe
 
 
+def step_lines(lines: Mapping[str, ProbeLine], probe: str) -> dict[str, ProbeLine]:
+    """The lines, those of a probe's two steps with the kernels that a new batch size leaves in either.
+
+    The step that is measured second finds the kernels of the first, and seems to have none of its own.
+    """
+    found = {name: lines[name] for name in (line_name(probe, hold=hold) for hold in (False, True)) if name in lines}
+    shape_bytes = max((line.shape_bytes for line in found.values()), default=0.0)
+    return {**lines, **{name: replace(line, shape_bytes=shape_bytes) for name, line in found.items()}}
+
+
 def probe_of_line(line: str) -> str:
     """Name of the probe of a line; inverse of :func:`line_name`."""
     return line.removesuffix(line_name("", hold=True))

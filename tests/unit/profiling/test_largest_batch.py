@@ -63,6 +63,7 @@ def test_long_steps_are_not_measured_at_the_largest_batch_and_more_is_allowed_fo
     assert [point.batch for point in line.points] == [2, 8, 20]
     assert max(ran) == 20, "which takes a second"
     assert line.seconds_at(64) == pytest.approx(3.2)
-    assert line.bytes_at(64) >= 1000 + 6400 + 0.05 * 44 * 100 and line.bytes_at(20) >= 3000
+    assert line.bytes_at(64) == 1000 + 6400 + 0.2 * 44 * 100 + 1 and line.bytes_at(20) == 3001
+    assert all(line.bytes_at(batch) >= 1000 + 100 * batch for batch in range(2, 65))
     patient = measure_probe(replace(made, longest_seconds=4.0), machine, machine)
     assert [point.batch for point in patient.points] == [2, 8, 64], "which takes 3.2 seconds"

@@ -188,6 +188,17 @@ def test_two_sizes_of_micro_batches_have_kernels_of_their_own():
     assert cost.seconds_per_epoch == pytest.approx((960 + 0.3 * 200) * 0.11 / 22), "64 images a step, not 66"
 
 
+def test_steps_that_hold_gradients_have_the_kernels_that_the_others_showed():
+    """Whichever is measured second finds them in memory."""
+    held = line_name("network", hold=True)
+    plain, made = replace(line(10 * MB, MB), shape_bytes=3 * MB), MicroBatching(20, 2, accumulate=True)
+    costs = [
+        network_cost(profile({"network": plain, held: replace(plain, shape_bytes=size)}), "network", workload(), made)
+        for size in (0, 3 * MB)
+    ]
+    assert costs[0].peak_bytes == costs[1].peak_bytes
+
+
 def test_reasons_name_the_smallest_budget():
     found = profile({}, floors={"network": 100 * MB})
     lack = network_shortfall(found, found.floors["network"], Budget("50MB"))

@@ -63,6 +63,9 @@ from snugfit.strategies.recomputation.unit_costs import unit_costs
 TRAINED_BLOCKS_BYTES = 2_000_000
 """Lower bound of the bytes that trained blocks leave in memory: kernels of their shapes, file buffers."""
 
+FRAGMENTS_BYTES = 1_000_000
+"""Heap that these hold in pieces: tests of exits took up to 2.2 MB more than their feature maps and weights."""
+
 TEST_IMAGES = 16
 """Images at once in the test of the exit; more if the weights of one layer take more memory than their feature maps."""
 
@@ -408,7 +411,7 @@ def _module_of_probe(probe: str, numbers: Mapping[str, int]) -> Module:
 def _leftover_bytes(residency: Residency, batches: Sequence[int] = ()) -> float:
     """Bytes that trained blocks leave in memory during the final test, of units at these batch sizes if known."""
     count = len(residency.needs)
-    return max(TRAINED_BLOCKS_BYTES, residency.leftover_bytes(count, count, batches))
+    return max(TRAINED_BLOCKS_BYTES, residency.leftover_bytes(count, count, batches)) + FRAGMENTS_BYTES
 
 
 def rebuild_exit(chain: Chain, structure: dict[str, Any], classes: int, state: Mapping[str, Tensor]) -> nn.Module:
