@@ -249,6 +249,8 @@ MISTAKES = [
     "--device tpu",
     "--strategy blockwise --local-loss nosuch",
     "--strategy blockwise --patience 3",
+    "--ema 0.99 --optimizer schedulefree",
+    "--ema 0.99 --weight-dtype bfloat16",
     "--strategy sidenet --scheme prunetrain",
     "--strategy backprop --time-ratio 0.5",
     "--time-ratio 0.5 --scheme head",

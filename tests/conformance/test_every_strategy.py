@@ -67,6 +67,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "tiles, state in 8 bits": {"strategy": "tiled", "tiles": "2x2", "optimizer_state": "int8"},
     "clipped": {"strategy": "backprop", "clip_norm": 0.1},
     "clipped, recomputed": {"strategy": "checkpoint", "clip_norm": 0.1, "optimizer": "adamw"},
+    "averaged weights": {"strategy": "backprop", "ema": 0.9},
+    "averaged weights, recomputed": {"strategy": "checkpoint", "ema": 0.9, "optimizer": "adamw"},
     "weighted classes": {"strategy": "checkpoint", "class_weights": "balanced"},
     "feature maps in 8 bits": {"strategy": "backprop", "activations": "int8"},
     "feature maps in 4 bits": {"strategy": "backprop", "activations": "int4"},

@@ -169,3 +169,11 @@ def test_a_plan_says_whose_statistics_norms_use() -> None:
     found = planned(smooth(), "exact", 8)
     (said,) = (each for each in explanation_of(found.plan) if "micro-batches" in each)
     assert re.search(r"4 micro-batches that BatchNorm normalises by the statistics of all 32 images", said)
+
+
+def test_averaged_weights_in_tiles_are_those_of_the_whole_batch(tmp_path: Path) -> None:
+    planned(smooth(), "exact", 8, ema=0.9).run((), out=tmp_path / "tiles")
+    planned(smooth(), "exact", 32, ema=0.9).run((), out=tmp_path / "whole")
+    planned(smooth(), "exact", 8).run((), out=tmp_path / "last")
+    assert error(weights(tmp_path / "tiles"), weights(tmp_path / "whole")) < 1e-4
+    assert error(weights(tmp_path / "tiles"), weights(tmp_path / "last")) > 1e-2

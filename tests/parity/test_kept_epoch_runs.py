@@ -35,6 +35,7 @@ OPTIONS: dict[str, Any] = {
 RUNS: dict[str, dict[str, Any]] = {
     "backprop": {"strategy": "backprop"},
     "averaged": {"strategy": "backprop", "optimizer": "schedulefree"},
+    "moving average": {"strategy": "checkpoint", "ema": 0.9},
     "checkpoint": {"strategy": "checkpoint"},
     "weights in 16 bits": {"strategy": "backprop", "weight_dtype": "bfloat16"},
     "feedback": {"strategy": "feedback", "feedback_rule": "drtp"},

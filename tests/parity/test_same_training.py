@@ -175,6 +175,8 @@ def stopped_after(kind: type[Event], count: int) -> Callable[[Event], None]:
         {"strategy": "checkpoint", "loss": "focal"},
         {"strategy": "backprop", "clip_norm": 0.5, "schedule": "one-cycle"},
         {"strategy": "checkpoint", "schedule": "step"},
+        {"strategy": "backprop", "ema": 0.9},
+        {"strategy": "checkpoint", "ema": 0.9, "optimizer": "adamw", "optimizer_state": "int8"},
         *({"strategy": "feedback", "feedback_rule": rule} for rule in ("dfa", "drtp", "pepita")),
     ],
     ids=lambda options: "-".join(map(str, options.values())),

@@ -26,6 +26,7 @@ from snugfit._core.workload import (
     Keep,
     LossName,
     OptimizerName,
+    OptimizerSettings,
     OptimizerState,
     Precision,
     ScheduleName,
@@ -177,6 +178,9 @@ class TrainingOptions(Checked):
             schedulefree.
         clip_norm: largest norm of all gradients of a step together; larger ones are scaled to it. All gradients are
             then held until the step, as with micro-batches, and not freed one by one. For backprop and checkpoint.
+        ema: decay per step, like 0.999, of an exponential moving average of the weights, which is validated, tested and
+            saved as the model. It takes as much memory as the weights. For backprop and checkpoint; not for
+            schedulefree or weights in bfloat16.
         keep: the epoch whose weights are kept: best (on validation images; the latest of equally good ones) or last.
             Without validation images it is the last. blockwise keeps the last of every block, because a block's
             successors train on its outputs.
@@ -214,6 +218,7 @@ class TrainingOptions(Checked):
     schedule: ScheduleName | None = None
     warmup_epochs: Annotated[float, Range(least=0)] = 0.0
     clip_norm: Positive | None = None
+    ema: Annotated[float | None, Range(above=0, below=1)] = None
     keep: Keep = "best"
     patience: Count | None = None
     precision: Precision = "float32"
@@ -237,6 +242,13 @@ class TrainingOptions(Checked):
         if self.loss != "cross-entropy" and (self.label_smoothing or self.class_weights is not None):
             flag = "--class-weights" if self.class_weights is not None else "--label-smoothing"
             raise UsageError(f"{flag} applies to cross entropy; leave it out with --loss {self.loss}.")
+        if self.ema is not None and self.optimizer == "schedulefree":
+            OptimizerSettings(self.optimizer, schedule="constant", ema=self.ema)
+        if self.ema is not None and self.weight_dtype != "float32":
+            raise UsageError(
+                f"--ema {self.ema:g} adds less to an average than {self.weight_dtype} resolves; leave it out, or "
+                f"--weight-dtype {self.weight_dtype}."
+            )
 
 
 @dataclass(frozen=True)

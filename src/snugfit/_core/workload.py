@@ -35,6 +35,7 @@ class OptimizerSettings(Checked):
             quarters of the steps on) or ``one-cycle`` (up, then down); ``schedulefree`` requires ``constant``.
         warmup_epochs: epochs, or parts of them, in which the learning rate first rises per step to its peak.
         state: type in which momentum and moments are kept between steps; ``int8`` has a scale for each 256 values.
+        ema: decay per step of a moving average of the weights, in float32, which is evaluated; None without one.
     """
 
     name: OptimizerName = "sgd"
@@ -44,6 +45,7 @@ class OptimizerSettings(Checked):
     schedule: ScheduleName = "cosine"
     warmup_epochs: Annotated[float, Range(least=0)] = 0.0
     state: OptimizerState = "float32"
+    ema: Annotated[float | None, Range(above=0, below=1)] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,6 +61,11 @@ class OptimizerSettings(Checked):
                 f"--warmup-epochs {self.warmup_epochs:g} is not supported with --schedule one-cycle, which rises by "
                 "itself; leave it out."
             )
+        if self.averages and self.ema is not None:
+            raise UsageError(
+                f"--optimizer schedulefree averages weights by itself; leave out --ema {self.ema:g}, or use sgd or "
+                "adamw."
+            )
         if self.averages and self.state != "float32":
             raise UsageError(
                 f"--optimizer-state {self.state} is not supported with --optimizer schedulefree, whose state is "
@@ -67,13 +74,17 @@ class OptimizerSettings(Checked):
 
     @property
     def state_per_parameter(self) -> float:
-        """Bytes of optimizer state per byte of trained weights: 1 for momentum and 2 for AdamW in float32."""
-        return (int(self.momentum > 0) if self.name == "sgd" else 2) * _STATE_SHARES[self.state]
+        """Bytes of optimizer state per byte of trained weights: 1 for momentum, 2 for AdamW, 1 more for an average."""
+        return self._moments * _STATE_SHARES[self.state] + (self.ema is not None)
+
+    @property
+    def _moments(self) -> int:
+        return int(self.momentum > 0) if self.name == "sgd" else 2
 
     @property
     def rounds(self) -> bool:
         """Whether state is rounded after every step, so that updates are not exact."""
-        return self.state != "float32" and self.state_per_parameter > 0
+        return self.state != "float32" and self._moments > 0
 
     @property
     def averages(self) -> bool:

@@ -229,7 +229,7 @@ def optimizer_of(request: Request) -> OptimizerSettings:
     default = config.optimizers.get(name, _DEFAULTS[name])
     if request.model.weights is not None and name not in config.optimizers:
         default = replace(default, lr=PRETRAINED * default.lr)
-    given = {name: getattr(training, name) for name in ("lr", "weight_decay", "schedule", "warmup_epochs")}
+    given = {name: getattr(training, name) for name in ("lr", "weight_decay", "schedule", "warmup_epochs", "ema")}
     if given["lr"] is None:
         given["lr"] = rules_of(request.data.task).lr
     given["state"] = training.optimizer_state

@@ -208,6 +208,7 @@ def _identified(probe: Measured, strategy: Strategy, workload: Workload, network
             "activations": workload.activations,
             "weights": workload.weight_dtype,
             "optimizer": (optimizer.name, optimizer.momentum > 0, optimizer.weight_decay > 0, optimizer.state),
+            "averaged": optimizer.ema is not None,
             "task": (workload.task, workload.anchors, workload.most_boxes),
             "smoothed": workload.label_smoothing > 0,
             "weighted": bool(workload.class_weights),

@@ -10,7 +10,7 @@ import math
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,27 @@ from torch.utils.hooks import RemovableHandle
 
 from snugfit._core.workload import OptimizerSettings
 from snugfit._storage.tensor_file import Deferred
+from snugfit._training.ema import AveragedRule
 from snugfit.errors import CheckpointError, ModelError
 from snugfit.lean.optimizer_state import RoundingRule
 from snugfit.lean.update_rules import FusedAdamW, FusedSGD, UpdateRule, fit
 
-if TYPE_CHECKING:
-    from snugfit._training.schedule_free import ScheduleFree
+
+class _AveragingRule(UpdateRule, Protocol):
+    """The steps of one parameter whose weights are evaluated as an average.
+
+    Attributes:
+        averaged: whether the averaged weights are in place, rather than the trained ones.
+    """
+
+    @property
+    def averaged(self) -> bool: ...
+
+    def switch(self, *, to_average: bool) -> None:
+        """Put the averaged or the trained weights in place."""
+
+    def average(self) -> Tensor:
+        """The averaged weights, of the parameter's shape (...), while the trained ones are in place."""
 
 
 def lr_factor(settings: OptimizerSettings, step: int, steps: int, epochs: int) -> float:
@@ -63,6 +78,11 @@ def _rule(name: str, parameter: nn.Parameter, settings: OptimizerSettings) -> Up
         from snugfit._training.schedule_free import ScheduleFree
 
         return ScheduleFree(parameter, settings.lr, settings.weight_decay)
+    rule = _plain_rule(name, parameter, settings)
+    return rule if settings.ema is None else AveragedRule(rule, parameter, settings.ema)
+
+
+def _plain_rule(name: str, parameter: nn.Parameter, settings: OptimizerSettings) -> UpdateRule:
     rule: FusedSGD | FusedAdamW
     if settings.name == "sgd":
         rule = FusedSGD(settings.lr, settings.momentum, settings.weight_decay)
@@ -198,8 +218,9 @@ class ParameterOptimizers:
         trained = {name: rule for name, rule in self._averaging().items() if not rule.averaged}
         return {name: Deferred(self.parameters[name].detach(), rule.average) for name, rule in trained.items()}
 
-    def _averaging(self) -> Mapping[str, ScheduleFree]:
-        return cast("Mapping[str, ScheduleFree]", self._rules) if self.settings.averages else {}
+    def _averaging(self) -> Mapping[str, _AveragingRule]:
+        averages = self.settings.averages or self.settings.ema is not None
+        return cast("Mapping[str, _AveragingRule]", self._rules) if averages else {}
 
     def state(self) -> dict[str, Tensor]:
         """The live tensors of optimizer state, of any shape, by flat names (``features.0.weight/momentum_buffer``)."""

@@ -22,6 +22,8 @@ from snugfit._core.record import Record
 from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import Deferred, save_model
 from snugfit._training.dry_run import dry_run_phase, smaller_batch_sizes
+from snugfit._training.ema import first_step_notice
+from snugfit._training.events import Notice
 from snugfit._training.finalize import Outcome, evaluate_model, make_record
 from snugfit._training.loop import train_phase
 from snugfit._training.network import Forward, NetworkTrainer
@@ -280,6 +282,8 @@ def train_network(
         trainer.load_state(run.resumed_tensors)
     steps = data.train.steps(workload.step_images(phase.batch_size, micro_batches))
     run.start_phase(phase, index, len(run.predicted.phases), workload.epochs, steps)
+    if notice := first_step_notice(workload.optimizer, steps * workload.epochs):
+        run.emit(Notice(notice))
     evaluate = (lambda: validate(trainer.evaluating(), data, run, phase)) if len(data.val) else None
     train_phase(trainer, data.train, replace(phase, batch_size=images(phase.batch_size)), run, evaluate)
     trainer.optimizers.release()
