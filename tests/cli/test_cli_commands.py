@@ -250,6 +250,8 @@ MISTAKES = [
     "--strategy blockwise --local-loss nosuch",
     "--strategy blockwise --patience 3",
     "--ema 0.99 --optimizer schedulefree",
+    "--cutmix 1 --class-weights balanced",
+    "--strategy tiled --mixup 0.2",
     "--ema 0.99 --weight-dtype bfloat16",
     "--strategy sidenet --scheme prunetrain",
     "--strategy backprop --time-ratio 0.5",

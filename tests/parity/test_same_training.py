@@ -176,6 +176,7 @@ def stopped_after(kind: type[Event], count: int) -> Callable[[Event], None]:
         {"strategy": "backprop", "clip_norm": 0.5, "schedule": "one-cycle"},
         {"strategy": "checkpoint", "schedule": "step"},
         {"strategy": "backprop", "ema": 0.9},
+        {"strategy": "backprop", "mixup": 0.4, "cutmix": 1.0},
         {"strategy": "checkpoint", "ema": 0.9, "optimizer": "adamw", "optimizer_state": "int8"},
         *({"strategy": "feedback", "feedback_rule": rule} for rule in ("dfa", "drtp", "pepita")),
     ],

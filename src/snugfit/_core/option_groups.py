@@ -197,6 +197,11 @@ class TrainingOptions(Checked):
         augment: augment training images (crop, flip; to detect, colours too); digits are never flipped.
         crop: whether augmentation crops.
         erase: probability that a rectangle of an augmented training image is erased.
+        mixup: blend each image of a step and its target with another one, by a share from Beta(a, a) for this a, like
+            0.2. For backprop and checkpoint; not to detect, or with class weights.
+        cutmix: replace a box of each image of a step by that of another one, and mix their targets by its area, whose
+            share is from Beta(a, a) for this a, like 1. With --mixup each step takes one of the two. For backprop and
+            checkpoint; not to detect, or with class weights.
         label_smoothing: share of each target that is spread evenly over all classes, in the cross entropies of the
             network and of local losses; not to detect.
         class_weights: weights of the classes in the cross entropy: balanced (in inverse proportion to their training
@@ -227,6 +232,8 @@ class TrainingOptions(Checked):
     augment: bool = True
     crop: bool = True
     erase: Share = 0.0
+    mixup: Positive | None = None
+    cutmix: Positive | None = None
     label_smoothing: Annotated[float, Range(least=0, below=1)] = 0.0
     class_weights: ClassWeights | None = None
     loss: LossName = "cross-entropy"
@@ -242,6 +249,11 @@ class TrainingOptions(Checked):
         if self.loss != "cross-entropy" and (self.label_smoothing or self.class_weights is not None):
             flag = "--class-weights" if self.class_weights is not None else "--label-smoothing"
             raise UsageError(f"{flag} applies to cross entropy; leave it out with --loss {self.loss}.")
+        if self.mixes and self.class_weights is not None:
+            raise UsageError(
+                f"--class-weights {self.class_weights} weights images of one class, and {self.mixes} mixes classes; "
+                "leave one out."
+            )
         if self.ema is not None and self.optimizer == "schedulefree":
             OptimizerSettings(self.optimizer, schedule="constant", ema=self.ema)
         if self.ema is not None and self.weight_dtype != "float32":
@@ -249,6 +261,12 @@ class TrainingOptions(Checked):
                 f"--ema {self.ema:g} adds less to an average than {self.weight_dtype} resolves; leave it out, or "
                 f"--weight-dtype {self.weight_dtype}."
             )
+
+    @property
+    def mixes(self) -> str | None:
+        """The first flag that mixes images, with its value; None if none does."""
+        given = ((name, getattr(self, name)) for name in ("mixup", "cutmix"))
+        return next((f"--{name} {alpha:g}" for name, alpha in given if alpha is not None), None)
 
 
 @dataclass(frozen=True)

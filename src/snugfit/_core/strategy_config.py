@@ -37,7 +37,7 @@ class StrategyConfig:
         accuracy: sentence of a plan's explanation about the accuracy to expect, for strategies that are not exact.
         rounds_weights: whether it can keep trained weights in bfloat16 (``--weight-dtype``).
         whole_loss: whether it trains all layers together by the network's own loss, with the options of such training
-            (``--class-weights``, ``--loss``, ``--clip-norm``, ``--ema``, ``--patience``).
+            (``--class-weights``, ``--loss``, ``--clip-norm``, ``--ema``, ``--patience``, ``--mixup``, ``--cutmix``).
         normalises_batches: whether its batch norms can normalise by all images of a step (``--batch-norm exact``).
         only_named: whether ``auto`` never considers it; it is a baseline.
         keeps_time_ratio: whether it supports a time ratio; ``auto`` considers it only with one.
@@ -168,7 +168,7 @@ class StrategyConfig:
 def _whole_loss_flag(training: TrainingOptions) -> str | None:
     """The first flag, with its value, that needs :attr:`StrategyConfig.whole_loss`."""
     defaults = TrainingOptions()
-    for name in ("class_weights", "loss", "clip_norm", "ema", "patience"):
+    for name in ("class_weights", "loss", "clip_norm", "ema", "patience", "mixup", "cutmix"):
         value = getattr(training, name)
         if value != getattr(defaults, name):
             return f"--{name.replace('_', '-')} {f'{value:g}' if isinstance(value, float) else value}"

@@ -110,6 +110,7 @@ class Workload:
             ``int8`` or ``int4`` with a minimum and a scale for each 256 values.
         weight_dtype: type in which trained weights of convolutions and linear layers are kept.
         augment: whether training images are augmented.
+        mixed: whether the images of a step are mixed, so that targets are probabilities of classes.
         seed: seed of initialisation, shuffling and augmentation.
         task: prediction for an image: its class, or boxes of objects.
         anchors: widths and heights of anchor boxes, as fractions of the image's sides.
@@ -145,6 +146,7 @@ class Workload:
     loss: LossName = "cross-entropy"
     clip_norm: float | None = None
     patience: int | None = None
+    mixed: bool = False
 
     @property
     def rounded_flags(self) -> tuple[str, ...]:

@@ -8,19 +8,24 @@ import numpy as np
 import torch
 
 from snugfit._core.parts import epoch_parts
+from snugfit._data.mixing import Mixing
 from snugfit._data.sets import ImageSet
 from snugfit._data.transform import Transform
 from snugfit.errors import UsageError
 
-_ORDER, _EPOCH, _VIEW = range(3)
+_ORDER, _EPOCH, _VIEW, _MIX = range(4)
 
 
 class Batches:
-    """Batches of one split, determined by seed and epoch alone; with ``augment``, :meth:`epoch` augments."""
+    """Batches of one split, determined by seed and epoch alone.
+
+    With ``augment``, :meth:`epoch` augments; with ``mixing`` it mixes the images of each step.
+    """
 
     def __init__(self, images: ImageSet, transform: Transform, *, seed: int = 0, augment: bool = False) -> None:
         self.image_set, self.transform = images, transform
         self.seed, self.augment = seed, augment
+        self.mixing: Mixing | None = None
 
     def __len__(self) -> int:
         """Number of images."""
@@ -44,12 +49,34 @@ class Batches:
         these nor on the batch size. The last, incomplete batch is dropped.
 
         Yields:
-            images, float32 (B, C, H, W) channels-last, and labels, (B,) int64.
+            images, float32 (B, C, H, W) channels-last, and labels, (B,) int64; mixed ones are (B, classes) float32.
         """
         _check(batch_size, start_step)
         order = np.random.default_rng((self.seed & 0xFFFFFFFF, _ORDER, epoch)).permutation(len(self))
         for rows in epoch_parts(len(self), batch_size, parts, start_step):
-            yield self._batch(order[rows], (self.seed, _EPOCH, epoch), rows.start, self.augment)
+            images, labels = self._batch(order[rows], (self.seed, _EPOCH, epoch), rows.start, self.augment)
+            if self.mixing is not None:
+                labels = self._mixed(self.mixing, images, order, rows, (epoch, rows.start // batch_size, batch_size))
+            yield images, labels
+
+    def _mixed(
+        self, mixing: Mixing, images: torch.Tensor, order: np.ndarray, rows: slice, where: tuple[int, int, int]
+    ) -> torch.Tensor:
+        """Mix images (B, C, H, W) at these rows of an epoch's order (N,), in place; returns targets (B, classes).
+
+        ``where`` is the epoch, the step, and the images of a step.
+        """
+        epoch, step, batch_size = where
+        first, end = step * batch_size, min((step + 1) * batch_size, len(self))
+        previous = rows.start - 1 if rows.start > first else end - 1
+        if previous < rows.stop and previous >= rows.start:
+            before = images[-1].clone()
+        else:
+            before = self._batch(order[[previous]], (self.seed, _EPOCH, epoch), previous, self.augment)[0][0]
+        mix = mixing.draw((self.seed & 0xFFFFFFFF, _MIX, epoch, step), *images.shape[2:])
+        mix.images(images, before)
+        labels = self.image_set.labels
+        return mix.targets(torch.from_numpy(labels[order[rows]]), int(labels[order[previous]]), mixing.classes)
 
     def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Every image once, in stored order; with a ``view`` augmented, if augmentation is on, always in the same way.

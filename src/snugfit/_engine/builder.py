@@ -22,6 +22,7 @@ from snugfit._core.request import Request
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._data import Batches, ImageSet, Splits, Transform
+from snugfit._data.mixing import Mixing
 from snugfit._data.synthetic import synthetic_splits
 from snugfit._engine.loading import Architecture, ModuleOrFactory, build_on_meta, module_of, on_meta
 from snugfit._engine.tasks import rules_of
@@ -84,8 +85,11 @@ class Assembly:
         transform = Transform(
             splits.mean, splits.std, splits.image_shape[-1], splits.flip, training.erase, training.crop
         )
+        train = batches(splits.train, transform, seed=seed, augment=self.workload.augment)
+        if self.workload.mixed:
+            train.mixing = Mixing(self.workload.classes, training.mixup, training.cutmix)
         return TrainingData(
-            train=batches(splits.train, transform, seed=seed, augment=self.workload.augment),
+            train=train,
             val=batches(splits.val, transform, seed=seed),
             test=None if splits.test is None else batches(splits.test, transform, seed=seed),
             class_names=splits.class_names,
@@ -217,6 +221,7 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
         seed=training.seed,
         label_smoothing=training.label_smoothing,
         clip_norm=training.clip_norm,
+        mixed=training.mixes is not None,
         patience=training.patience,
         **facts,
     )

@@ -22,6 +22,8 @@ def _facts(request: Request, chain: Chain, splits: Splits) -> dict[str, Any]:
         raise UsageError("--erase would hide objects but keep their boxes; leave it out for --task detect.")
     if request.training.label_smoothing:
         raise UsageError("--label-smoothing applies to cross entropy; leave it out for --task detect.")
+    if request.training.mixes:
+        raise UsageError(f"{request.training.mixes} mixes classes of images; leave it out for --task detect.")
     if request.training.class_weights is not None:
         raise UsageError("--class-weights applies to cross entropy; leave it out for --task detect.")
     if request.training.loss != "cross-entropy":

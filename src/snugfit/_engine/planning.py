@@ -108,7 +108,7 @@ def _planned(
         with MemoryLimit(memory_bytes, resting, device) as limit:
             with limit.allow_address_space(META_PASS_BYTES):
                 assembly = assemble(request, splits, module, loss)
-            check_loss(loss, assembly.workload.classes, device)
+            check_loss(loss, assembly.workload, device)
             if request.model.weights is not None:
                 check_weights(Path(request.model.weights), assembly.chain)
             question = PlanningInput(assembly.workload, assembly.chain, hardware, budget, request.aim)

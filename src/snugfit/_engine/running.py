@@ -120,7 +120,7 @@ def reopen(folder: Path, model: ModuleOrFactory | None = None, data: Any = None,
     device = choose_device(request.machine.device)
     with run_limit(plan, resting, device):
         assembly = assemble(request, None if data is None else own_splits(data, request), model, loss)
-        check_loss(loss, assembly.workload.classes, device)
+        check_loss(loss, assembly.workload, device)
     if replace(assembly.workload, data=plan.workload.data) != plan.workload:
         raise CheckpointError(f"model or data have changed since the run in {folder} began; start a new run.")
     return Planned(plan, profile, assembly, resting)

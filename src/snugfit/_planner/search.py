@@ -214,6 +214,7 @@ def _identified(probe: Measured, strategy: Strategy, workload: Workload, network
             "weighted": bool(workload.class_weights),
             "loss": workload.loss,
             "clipped": workload.clip_norm is not None,
+            "mixed": workload.mixed,
         },
         "limit": probe.batch_limit,
         "sizes": probe.sizes if isinstance(probe, Probe) else (),

@@ -8,23 +8,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from snugfit._core.workload import Workload
 from snugfit.errors import UsageError
 from snugfit.memory import is_out_of_memory
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From logits (B, classes) and labels (B,) to the mean loss of the batch, a scalar."""
+"""From logits (B, classes) and labels (B,) to the mean loss, a scalar; mixed images have probabilities (B, classes)."""
 
 
 def focal_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean (scalar) of ``-(1 - p)^2 log p`` for logits (B, classes); p is the probability of the label, (B,).
 
+    For targets that are probabilities (B, classes), it is the mean over the classes of each image, weighted by these.
     Lin et al., Focal Loss for Dense Object Detection (ICCV 2017), equation 4, with the exponent of their section 5.1.
     """
+    if labels.is_floating_point():
+        losses = -F.log_softmax(logits, 1)
+        return (labels * torch.expm1(-losses) ** 2 * losses).sum(1).mean()
     losses = F.cross_entropy(logits, labels, reduction="none")
     return (torch.expm1(-losses) ** 2 * losses).mean()
 
 
-def check_loss(loss: Loss | None, classes: int, device: torch.device) -> None:
+def check_loss(loss: Loss | None, workload: Workload, device: torch.device) -> None:
     """Refuse a loss from Python, if there is one, that is not the mean over a batch; it is called on the device.
 
     Raises:
@@ -34,8 +39,10 @@ def check_loss(loss: Loss | None, classes: int, device: torch.device) -> None:
     if loss is None:
         return
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(4, classes, generator=generator).to(device)
-    require_mean(loss, logits, (torch.arange(4) % classes).to(device))
+    logits, labels = torch.randn(4, workload.classes, generator=generator), torch.arange(4) % workload.classes
+    if workload.mixed:
+        labels = F.one_hot(labels, workload.classes).float().lerp_(torch.tensor(1 / workload.classes), 0.5)
+    require_mean(loss, logits.to(device), labels.to(device))
 
 
 def require_mean(loss: Loss, logits: Tensor, labels: Tensor) -> None:
@@ -61,7 +68,8 @@ def require_mean(loss: Loss, logits: Tensor, labels: Tensor) -> None:
 
 def _value(loss: Loss, logits: Tensor, labels: Tensor) -> float:
     """The loss of logits (B, classes) and labels (B,)."""
-    what = f"for logits of shape {tuple(logits.shape)} and labels of shape {tuple(labels.shape)}"
+    kind = "probabilities" if labels.is_floating_point() else "labels"
+    what = f"for logits of shape {tuple(logits.shape)} and {kind} of shape {tuple(labels.shape)}"
     try:
         found = loss(logits, labels)
     except Exception as error:

@@ -1,7 +1,8 @@
 """The task: the class of each image, or boxes around objects; with its loss, its steps and its validation measure.
 
 A strategy with one loss of the whole network gets everything that depends on the task from :func:`task_of`. Outputs are
-those of the network; targets are labels (B,) int64, or boxes (B, M, 5) as in :mod:`snugfit.detection`.
+those of the network; targets are labels (B,) int64, probabilities (B, classes) of mixed images in training, or boxes
+(B, M, 5) as in :mod:`snugfit.detection`.
 """
 
 from __future__ import annotations
@@ -100,8 +101,9 @@ class _BoxEvaluator:
 
 
 def count_correct(logits: Tensor, labels: Tensor) -> int:
-    """Number of samples whose largest logit, (B, classes), is their label, (B,)."""
-    return int((logits.detach().argmax(1) == labels).sum())
+    """Number of samples whose largest logit, (B, classes), is their label, (B,), or likeliest class, (B, classes)."""
+    likeliest = labels.argmax(1) if labels.dim() > 1 else labels
+    return int((logits.detach().argmax(1) == likeliest).sum())
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Classification:
     """One class per image, by cross entropy with label smoothing (Szegedy et al., CVPR 2016, section 7).
 
     With ``class_weights`` it is the weighted mean, as in torch: the sum of weighted losses over the sum of weights.
-    With ``focal`` it is the focal loss; with an ``own`` loss, that.
+    With ``focal`` it is the focal loss; with an ``own`` loss, that. Targets of ``mixed`` images are probabilities.
     """
 
     metric: ClassVar[str] = "accuracy"
@@ -118,6 +120,7 @@ class Classification:
     class_weights: tuple[float, ...] = ()
     focal: bool = False
     own: Loss | None = None
+    mixed: bool = False
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of logits (B, classes); on the meta device, where an own one may not run, cross entropy for it."""
@@ -139,7 +142,9 @@ class Classification:
         return count_correct(outputs, targets)
 
     def synthetic_targets(self, batch: int, device: str) -> Tensor:
-        """Random labels (B,); without values on the meta device."""
+        """Random labels (B,), or probabilities (B, classes) if mixed; without values on the meta device."""
+        if self.mixed:
+            return torch.full((batch, self.classes), 1 / self.classes, device=device)
         labels = torch.zeros(batch, dtype=torch.int64, device=device)
         return labels if device == "meta" else labels.random_(0, self.classes)
 
@@ -189,7 +194,7 @@ def task_of(workload: Workload, loss: Loss | None = None) -> Task:
     if workload.task == "detect":
         return Detection(workload.classes, workload.anchors, workload.most_boxes)
     smoothing, weights = workload.label_smoothing, workload.class_weights
-    return Classification(workload.classes, smoothing, weights, workload.loss == "focal", loss)
+    return Classification(workload.classes, smoothing, weights, workload.loss == "focal", loss, workload.mixed)
 
 
 def needs_classes(workload: Workload) -> list[str]:

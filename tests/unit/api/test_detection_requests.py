@@ -60,6 +60,7 @@ def test_a_module_of_ones_own_may_have_any_number_of_anchors(folder):
         ({"erase": 0.5}, UsageError, "--erase would hide objects"),
         ({"class_weights": "balanced"}, UsageError, "--class-weights applies to cross entropy"),
         ({"loss": "focal"}, UsageError, "--loss focal is to classify"),
+        ({"mixup": 0.2}, UsageError, "--mixup 0.2 mixes classes of images"),
         ({"label_smoothing": 0.1}, UsageError, "--label-smoothing applies to cross entropy"),
     ],
 )

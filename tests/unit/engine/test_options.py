@@ -119,7 +119,15 @@ def test_what_is_there_decides_what_is_considered():
 
 @pytest.mark.parametrize(
     "options",
-    [{"class_weights": "balanced"}, {"loss": "focal"}, {"clip_norm": 0.5}, {"ema": 0.99}, {"patience": 2}],
+    [
+        {"class_weights": "balanced"},
+        {"loss": "focal"},
+        {"clip_norm": 0.5},
+        {"ema": 0.99},
+        {"patience": 2},
+        {"mixup": 0.2},
+        {"cutmix": 0.5},
+    ],
     ids=str,
 )
 def test_what_changes_the_networks_loss_is_for_strategies_that_train_by_it(options):

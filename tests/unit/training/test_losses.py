@@ -32,6 +32,19 @@ def test_certain_outputs_have_a_finite_focal_loss_and_gradient():
     assert found == 500 and outputs.grad.isfinite().all()
 
 
+def test_the_focal_loss_of_mixed_targets_is_that_of_both_labels():
+    own, other = F.one_hot(LABELS, 4).double(), F.one_hot(LABELS.flip(0), 4).double()
+    both = 0.3 * focal_loss(logits(), LABELS) + 0.7 * focal_loss(logits(), LABELS.flip(0))
+    torch.testing.assert_close(focal_loss(logits(), 0.3 * own + 0.7 * other), both, rtol=1e-12, atol=0)
+
+
+def test_a_loss_must_take_the_targets_of_mixed_images():
+    work = make_workload(classes=3, mixed=True)
+    check_loss(nn.CrossEntropyLoss(), work, CPU)
+    with pytest.raises(UsageError, match=r"loss= failed for .* and probabilities of shape \(4, 3\)"):
+        check_loss(lambda outputs, labels: outputs.gather(1, labels[:, None]).mean(), work, CPU)
+
+
 def mean_error(outputs, labels):
     return F.mse_loss(outputs.softmax(1), F.one_hot(labels, outputs.shape[1]).to(outputs.dtype))
 
@@ -45,7 +58,7 @@ def test_a_task_uses_a_loss_from_python_but_not_on_the_meta_device():
 
 @pytest.mark.parametrize("loss", [None, mean_error, F.cross_entropy, nn.CrossEntropyLoss(label_smoothing=0.1)])
 def test_means_are_taken(loss):
-    check_loss(loss, 3, CPU)
+    check_loss(loss, make_workload(classes=3), CPU)
 
 
 class Learned(nn.Module):
@@ -78,4 +91,4 @@ class Learned(nn.Module):
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_what_is_no_mean_loss_is_refused(loss, said):
     with pytest.raises(UsageError, match=rf"(?s)loss= .*{said}"):
-        check_loss(loss, 3, CPU)
+        check_loss(loss, make_workload(classes=3), CPU)

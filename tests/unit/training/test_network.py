@@ -110,6 +110,27 @@ def test_clipping_is_torchs_whatever_the_micro_batches(parts, norm, weights):
     assert changed == (norm < 1e3)
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_mixed_targets_are_those_of_torch_in_micro_batches_too(parts, clip):
+    """Each image is half of its own class, and half of the next one's."""
+    mine, theirs = network(), network()
+    made = trainer(mine, parts, mixed=True, classes=3, clip_norm=clip)
+    inputs, labels = images()
+    targets = nn.functional.one_hot(labels, 3).double()
+    targets = (targets + targets.roll(1, 0)) / 2
+    for index, (some, those) in enumerate(zip(inputs.tensor_split(parts), targets.tensor_split(parts), strict=True)):
+        made.step(some, those, len(some) / len(inputs), index == parts - 1)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    outputs = theirs(inputs)
+    each = [nn.functional.cross_entropy(outputs, some) for some in (labels, labels.roll(1, 0))]
+    (sum(each) / 2).backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_(theirs.parameters(), clip)
+    optimizer.step()
+    assert_equal_weights(mine, theirs)
+
+
 def test_clipped_gradients_are_all_in_memory_until_the_step():
     """Without clipping each is freed at once; on the meta device and on this one the same."""
     for device in ("meta", "cpu"):

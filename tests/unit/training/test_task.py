@@ -140,7 +140,16 @@ def test_perfect_outputs_have_next_to_no_loss():
     assert task.correct(outputs, TARGETS) is None
 
 
-@pytest.mark.parametrize("work", [make_workload(), make_workload(**BOXES)], ids=["classify", "detect"])
+def test_a_mixed_image_counts_as_its_likeliest_class():
+    task = task_of(make_workload(mixed=True, classes=3))
+    assert task.correct(torch.eye(3), torch.tensor([[0.6, 0.4, 0], [0.6, 0.4, 0], [0, 0.1, 0.9]])) == 2
+
+
+@pytest.mark.parametrize(
+    "work",
+    [make_workload(), make_workload(mixed=True), make_workload(**BOXES)],
+    ids=["classify", "mixed", "detect"],
+)
 def test_made_up_targets_are_like_real_ones(work):
     task = task_of(work)
     outputs = torch.randn(5, 2) if work.task == "classify" else torch.randn(5, 14, 4, 4)
