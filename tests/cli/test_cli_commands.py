@@ -254,6 +254,8 @@ MISTAKES = [
     "--strategy tiled --mixup 0.2",
     "--ema 0.99 --weight-dtype bfloat16",
     "--strategy sidenet --scheme prunetrain",
+    "--strategy backprop --local-loss lls",
+    "--strategy checkpoint --batch-norm exact",
     "--strategy backprop --time-ratio 0.5",
     "--time-ratio 0.5 --scheme head",
     "--config damaged.yaml",

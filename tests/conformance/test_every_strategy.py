@@ -89,10 +89,11 @@ rows, folder = json.loads(sys.argv[1]), sys.argv[2]
 seen = {}
 for name, options in rows.items():
     budget = snugfit.Budget(memory=options.pop("memory", 60_000_000), time_ratio=options.pop("time_ratio", None))
-    options = {"image_size": 16, **options}
+    own = {"rho": 0.2} if options["strategy"] == "blockwise" else {}
+    options = {"image_size": 16, **own, **options}
     model, data = options.pop("model", "tiny_nets:cnn"), options.pop("data", "digits")
     plan = snugfit.plan(model, data, budget, epochs=1,
-                        max_train=96, max_val=40, batch_size=32, rho=0.2, **options)
+                        max_train=96, max_val=40, batch_size=32, **options)
     record = plan.run((), out=f"{folder}/{name}")
     accuracy = snugfit.evaluate(record.run_dir)["accuracy"]
     seen[name] = {"record": record.to_json(), "evaluated": accuracy,

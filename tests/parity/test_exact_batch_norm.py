@@ -158,7 +158,9 @@ def test_what_cannot_run_in_tiles_has_one_clear_reason(
 
 
 def test_other_strategies_refuse_it() -> None:
-    with pytest.raises(snugfit.errors.UsageError, match="checkpoint does not support --batch-norm exact; use backprop"):
+    with pytest.raises(
+        snugfit.errors.UsageError, match="--batch-norm exact is an option of backprop, not of checkpoint"
+    ):
         snugfit.plan(smooth(), "digits", strategy="checkpoint", batch_norm="exact", **OPTIONS)
     found = snugfit.plan(smooth(), "digits", batch_norm="exact", **OPTIONS).plan.candidates
     reasons = {each.strategy: each.reasons for each in found if each.strategy != "backprop"}

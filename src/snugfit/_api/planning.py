@@ -12,7 +12,7 @@ from torch import nn
 
 from snugfit._api.training import TrainedRecord, shown
 from snugfit._core.budget import Budget
-from snugfit._core.known import require_data
+from snugfit._core.known import check_foreign_options, require_data
 from snugfit._core.option_groups import FROM_PYTHON, BudgetOptions, Trained
 from snugfit._core.options import Count, checked
 from snugfit._core.record import TRIAL_STEPS, Trial
@@ -169,6 +169,7 @@ def plan(
     if callable(options.get("loss")):
         loss, options["loss"] = options["loss"], FROM_PYTHON
     request = Request.of(**options)
+    check_foreign_options(request)
     require_places(request.machine.out, request.machine.cache_dir)
     splits, module = own_splits(data, request), None
     if not isinstance(model, str):

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from snugfit._core.amounts import parse_shape
 from snugfit._core.budget import Aim
+from snugfit._core.known import foreign_options
 from snugfit._core.option_groups import SYNTHETIC
 from snugfit._core.plan import Candidate, Cost, Plan, ranked
 from snugfit._core.registry import find_config, strategies
@@ -221,6 +222,8 @@ def command_of(request: Request, plan: Plan) -> tuple[str, ...] | None:
         # a named strategy may have its own default optimizer, but the plan used the common one
         request = replace(request, training=replace(training, optimizer=plan.workload.optimizer.name))
     request = replace(request, strategy=replace(request.strategy, strategy=choice.strategy))
+    defaults = {option: getattr(type(request.strategy)(), option) for option in foreign_options(request)}
+    request = replace(request, strategy=replace(request.strategy, **defaults))
     processes = choice.processes
     start = ("cluster", "launch", "--processes", str(processes), "--") if processes > 1 else ()
     return ("snugfit", *start, "train", *flags_of(request))

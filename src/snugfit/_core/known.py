@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def check_names(request: BaseRequest) -> None:
     """Check the names in a request, and its strategy, as far as possible without torch; raises UsageError."""
     for config in strategies().values():
         config.check_names(request)
+    check_foreign_options(request)
     check_strategies(request)
     check_model(request.model.model)
     if request.training.loss == FROM_PYTHON:
@@ -79,6 +81,34 @@ def check_strategies(request: BaseRequest) -> None:
         for config in strategies().values():
             if config.keeps_time_ratio:
                 config.check(request)
+
+
+def foreign_options(request: BaseRequest) -> dict[str, list[str]]:
+    """Options that a request sets and that the strategy it names lacks, with the strategies that have them.
+
+    Values that equal the defaults cannot be told from options that were left out. ``auto`` has all options.
+    """
+    options, name = request.strategy, request.strategy.strategy
+    owners = {each.name: [field.name for field in fields(each.options)] for each in strategies().values()}
+    found = {}
+    for option in fields(options) if name != "auto" else ():
+        having = [owner for owner, names in owners.items() if option.name in names]
+        if having and name not in having and getattr(options, option.name) != option.default:
+            found[option.name] = having
+    return found
+
+
+def check_foreign_options(request: BaseRequest) -> None:
+    """Check that a request that names a strategy sets no option of others alone; raises UsageError."""
+    for option, having in foreign_options(request).items():
+        for owner in having:
+            config_of(owner).check_names(request)
+        value, flag = getattr(request.strategy, option), option.replace("_", "-")
+        shown = f"--no-{flag}" if value is False else f"--{flag}" if value is True else f"--{flag} {value}"
+        raise UsageError(
+            f"{shown} is an option of {' and '.join(having)}, not of {request.strategy.strategy}; leave it out, or use "
+            f"--strategy {' or '.join(having)}."
+        )
 
 
 def check_model(name: str) -> None:

@@ -80,3 +80,23 @@ def test_where_there_is_no_command():
     assert command_of(Request(), replace(PLAN, chosen=None)) is None
     assert command_of(Request(model=ModelOptions(FROM_PYTHON)), PLAN) is None
     assert command_of(Request(data=DataOptions(FROM_PYTHON)), PLAN) is None
+
+
+def test_options_of_other_strategies_are_left_out():
+    """With ``auto`` they held for another strategy than the chosen one, which would refuse them."""
+    request_ = Request.of(local_loss="lls", rho=0.3, accumulate=False)
+    assert command_of(request_, plan_of("backprop")) == (
+        "snugfit",
+        "train",
+        "--strategy",
+        "backprop",
+        "--no-accumulate",
+    )
+    assert command_of(request_, plan_of("blockwise"))[2:] == (
+        "--strategy",
+        "blockwise",
+        "--local-loss",
+        "lls",
+        "--rho",
+        "0.3",
+    )

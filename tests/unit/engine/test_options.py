@@ -1,6 +1,6 @@
 """What a caller may say, and what is answered to the rest."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ import snugfit
 from snugfit._api.planning import RunnablePlan, _budget_options
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
+from snugfit._core.known import check_foreign_options
 from snugfit._core.option_groups import ModelOptions
 from snugfit._core.plan import Candidate, Plan
 from snugfit._core.record import Record
@@ -37,6 +38,32 @@ def test_an_unknown_option_offers_the_nearest():
     with pytest.raises(UnknownNameError, match="Did you mean 'epochs'") as error:
         snugfit.plan("vgg8", "digits", epoch=3)
     assert error.value.exit_code == 2 and error.value.kind == "option"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "said"),
+    [
+        ("backprop", {"local_loss": "lls"}, "--local-loss lls is an option of blockwise, not of backprop"),
+        ("blockwise", {"accumulate": False}, "--no-accumulate is an option of backprop and checkpoint and"),
+        ("blockwise", {"scheme": "full"}, "--scheme full is an option of elastic and sidenet, not of blockwise"),
+        ("tiled", {"saturation_stop": True}, "--saturation-stop is an option of blockwise, not of tiled"),
+        ("feedback", {"rho": 0.3}, "--rho 0.3 is .*; leave it out, or use --strategy blockwise"),
+    ],
+)
+def test_options_of_other_strategies_are_refused_where_one_is_named(strategy, options, said):
+    with pytest.raises(UsageError, match=said):
+        snugfit.plan("vgg8", "no-such-data", strategy=strategy, **options)
+    check_foreign_options(Request.of(strategy="auto", **options))
+
+
+@pytest.mark.parametrize("config", strategies().values(), ids=lambda config: config.name)
+def test_a_strategy_takes_every_option_of_its_own(config):
+    for option in fields(config.options):
+        changed = {bool: not option.default, int: 3, float: 0.25}.get(type(option.default), "other")
+        request = Request()
+        object.__setattr__(request.strategy, "strategy", config.name)
+        object.__setattr__(request.strategy, option.name, changed)
+        check_foreign_options(request)
 
 
 def test_an_unknown_local_loss_or_strategy_is_told_before_any_work():
