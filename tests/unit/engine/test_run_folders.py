@@ -53,7 +53,7 @@ def plan_and_train():
             make_data(),
             snugfit.Budget("80MB"),
             strategy=strategy,
-            module_units="1",
+            **({"module_units": "1"} if strategy == "blockwise" else {}),
             epochs=2,
             threads=1,
             batch_size=4,
