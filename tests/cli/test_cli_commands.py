@@ -250,6 +250,8 @@ MISTAKES = [
     "--strategy blockwise --local-loss nosuch",
     "--strategy blockwise --patience 3",
     "--ema 0.99 --optimizer schedulefree",
+    "--focal-gamma 3",
+    "--schedule python",
     "--cutmix 1 --class-weights balanced",
     "--strategy tiled --mixup 0.2",
     "--ema 0.99 --weight-dtype bfloat16",

@@ -172,7 +172,7 @@ def stopped_after(kind: type[Event], count: int) -> Callable[[Event], None]:
         {"strategy": "backprop", "optimizer_state": "int8", "weight_dtype": "bfloat16"},
         {"strategy": "checkpoint", "optimizer": "adamw", "weight_dtype": "bfloat16", "precision": "bfloat16"},
         {"strategy": "checkpoint", "class_weights": "balanced"},
-        {"strategy": "checkpoint", "loss": "focal"},
+        {"strategy": "checkpoint", "loss": "focal", "focal_gamma": 0.5},
         {"strategy": "backprop", "clip_norm": 0.5, "schedule": "one-cycle"},
         {"strategy": "checkpoint", "schedule": "step"},
         {"strategy": "backprop", "ema": 0.9},

@@ -24,7 +24,7 @@ from snugfit._engine.running import execute
 from snugfit._planner import infeasible_error
 from snugfit._storage.outputs import require_places
 from snugfit._training.events import Subscriber
-from snugfit._training.losses import Loss
+from snugfit._training.own_parts import OwnParts
 from snugfit._training.stopping import StopFlag
 from snugfit.errors import UsageError
 
@@ -158,16 +158,21 @@ def plan(
             ``time_ratio`` and ``devices`` say the same.
         subscribers: called with every measured probe.
         **options: any option of the command line, with underscores: ``epochs=3``, ``strategy="blockwise"``. ``loss``
-            may be a function of logits (B, classes) and labels (B,) that returns their mean loss, a scalar tensor.
+            may be a function of logits (B, classes) and labels (B,) that returns their mean loss, a scalar tensor;
+            ``schedule`` a function of step, from 0, and number of steps that returns a share of the learning rate.
 
     Raises:
         UsageError: an option that does not exist, or that contradicts another.
         DataError, ModelError: data or model cannot be used.
     """
     shown(None)  # now, because what is imported after planning leaves less of a total
-    loss: Loss | None = None
-    if callable(options.get("loss")):
-        loss, options["loss"] = options["loss"], FROM_PYTHON
+    own = OwnParts(**{name: options[name] for name in ("loss", "schedule") if callable(options.get(name))})
+    options |= dict.fromkeys((name for name, part in vars(own).items() if part is not None), FROM_PYTHON)
+    if callable(options.get("optimizer")):
+        raise UsageError(
+            "optimizer= is a function, but a plan must know an optimizer's state before it exists, and gradients are "
+            "applied one by one: give 'sgd', 'adamw' or 'schedulefree'. snugfit.fit bounds a training loop of your own."
+        )
     request = Request.of(**options)
     check_foreign_options(request)
     require_places(request.machine.out, request.machine.cache_dir)
@@ -182,7 +187,7 @@ def plan(
             keywords = ", ".join(f"{each.name}=" for each in fields(BudgetOptions))
             raise UsageError(f"give the budget once: as snugfit.Budget(...), or as {keywords}.")
         request = replace(request, budget=_budget_options(budget))
-    return RunnablePlan(**vars(make_plan(request, splits, module, subscribers, loss=loss)))
+    return RunnablePlan(**vars(make_plan(request, splits, module, subscribers, own=own)))
 
 
 def profile_request(

@@ -12,11 +12,12 @@ from typing import Any
 from torch import nn
 
 from snugfit._api.trained_models import draw_report, export, load
+from snugfit._core.options import from_keywords
 from snugfit._core.record import Record
 from snugfit._engine import running
 from snugfit._storage.tensor_file import MODEL_FILE
 from snugfit._training.events import Subscriber
-from snugfit._training.losses import Loss
+from snugfit._training.own_parts import OwnParts
 from snugfit._training.stopping import StopFlag
 from snugfit.memory.process import library_import
 
@@ -87,7 +88,7 @@ def resume(
     model: nn.Module | Callable[[], nn.Module] | None = None,
     data: Any = None,
     stop: StopFlag | None = None,
-    loss: Loss | None = None,
+    **own: Any,
 ) -> TrainedRecord:
     """Continue an interrupted run; it ends with the weights of an uninterrupted one (same seed, same machine).
 
@@ -101,10 +102,13 @@ def resume(
         subscribers: called with every event; progress bars on stderr by default.
         model, data: the module and data that were passed from Python, if any.
         stop: ends the run between two steps once it is requested; the run can be resumed again.
-        loss: the loss that was passed from Python, if any.
+        **own: the functions that were passed from Python, if any: ``loss`` and ``schedule``.
 
     Raises:
+        UnknownNameError: there is no such keyword.
         CheckpointError: the folder is not a run folder, or damaged.
         InterruptedRunError: it was stopped again.
     """
-    return TrainedRecord(*running.resume(Path(run), shown(subscribers), model, data, stop, loss))
+    return TrainedRecord(
+        *running.resume(Path(run), shown(subscribers), model, data, stop, from_keywords(OwnParts, own))
+    )

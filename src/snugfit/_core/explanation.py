@@ -207,7 +207,7 @@ def _changes(candidate: Candidate, aim: Aim) -> bool:
 def command_of(request: Request, plan: Plan) -> tuple[str, ...] | None:
     """Arguments of the command that trains by a plan's choice, with ``snugfit cluster launch`` for several processes.
 
-    None if nothing was chosen, or if model, data or loss were passed from Python. With ``--input-shape`` it has a
+    None if nothing was chosen, or if parts were passed from Python. With ``--input-shape`` it has a
     placeholder for data.
     """
     choice = plan.choice

@@ -34,6 +34,10 @@ def check_names(request: BaseRequest) -> None:
     check_model(request.model.model)
     if request.training.loss == FROM_PYTHON:
         raise UsageError("--loss python is a function of your own; pass it from Python: snugfit.plan(..., loss=...).")
+    if request.training.schedule == FROM_PYTHON:
+        raise UsageError(
+            "--schedule python is a function of your own; pass it from Python: snugfit.plan(..., schedule=...)."
+        )
     check_shape(request)
     if request.data.task == "classify" and request.data.data not in (None, FROM_PYTHON):
         check_data_set(request.data.name)

@@ -172,7 +172,7 @@ class TrainingOptions(Checked):
             named strategy has another default.
         schedule: course of the learning rate: cosine (to zero), constant, step (a tenth from half of the steps on, a
             hundredth from three quarters on) or one-cycle (up in 30 % of the steps, then down); cosine by default,
-            constant for schedulefree.
+            constant for schedulefree. In Python also a function of step and number of steps.
         warmup_epochs: epochs, such as 1 or 0.5, in which the learning rate rises linearly per step to its peak; the
             schedule takes the remaining steps. Every block has its own, where blocks train one after another. Not for
             schedulefree.
@@ -210,6 +210,7 @@ class TrainingOptions(Checked):
         loss: the network's loss: cross-entropy, or focal, which counts images less that are classified well. In Python
             also a function of logits and labels that returns their mean loss. Other losses than cross-entropy are for
             backprop and checkpoint, without class weights and label smoothing; not to detect.
+        focal_gamma: exponent of the focal loss, 2 by default: how much less an image counts that is classified well.
         seed: seed of everything random.
     """
 
@@ -237,6 +238,7 @@ class TrainingOptions(Checked):
     label_smoothing: Annotated[float, Range(least=0, below=1)] = 0.0
     class_weights: ClassWeights | None = None
     loss: LossName = "cross-entropy"
+    focal_gamma: Annotated[float | None, Range(least=0)] = None
     seed: Seed = 0
 
     def __post_init__(self) -> None:
@@ -249,6 +251,8 @@ class TrainingOptions(Checked):
         if self.loss != "cross-entropy" and (self.label_smoothing or self.class_weights is not None):
             flag = "--class-weights" if self.class_weights is not None else "--label-smoothing"
             raise UsageError(f"{flag} applies to cross entropy; leave it out with --loss {self.loss}.")
+        if self.focal_gamma is not None and self.loss != "focal":
+            raise UsageError(f"--focal-gamma {self.focal_gamma:g} is for --loss focal; leave it out, or add that.")
         if self.mixes and self.class_weights is not None:
             raise UsageError(
                 f"--class-weights {self.class_weights} weights images of one class, and {self.mixes} mixes classes; "
@@ -317,8 +321,8 @@ class BaseRequest:
 
     @property
     def from_python(self) -> bool:
-        """Whether model, data or loss were passed from Python, so that no other process can have them."""
-        return FROM_PYTHON in (self.model.model, self.data.data, self.training.loss)
+        """Whether model, data, loss or schedule were passed from Python, so that no other process can have them."""
+        return FROM_PYTHON in (self.model.model, self.data.data, self.training.loss, self.training.schedule)
 
     @property
     def aim(self) -> Aim:

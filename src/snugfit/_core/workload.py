@@ -9,7 +9,7 @@ from snugfit._core.options import Checked, Range
 from snugfit.errors import UsageError
 
 OptimizerName = Literal["sgd", "adamw", "schedulefree"]
-ScheduleName = Literal["cosine", "constant", "step", "one-cycle"]
+ScheduleName = Literal["cosine", "constant", "step", "one-cycle", "python"]
 OptimizerState = Literal["float32", "bfloat16", "int8"]
 Activations = Literal["exact", "paged", "int8", "int4"]
 WeightDtype = Literal["float32", "bfloat16"]
@@ -32,7 +32,8 @@ class OptimizerSettings(Checked):
         lr: peak learning rate.
         weight_decay: L2 penalty (``sgd``) or decoupled decay (the others).
         schedule: ``cosine`` (per step, to zero), ``constant``, ``step`` (a tenth from half, a hundredth from three
-            quarters of the steps on) or ``one-cycle`` (up, then down); ``schedulefree`` requires ``constant``.
+            quarters of the steps on), ``one-cycle`` (up, then down), or ``python`` (a function that was passed from
+            Python); ``schedulefree`` requires ``constant``.
         warmup_epochs: epochs, or parts of them, in which the learning rate first rises per step to its peak.
         state: type in which momentum and moments are kept between steps; ``int8`` has a scale for each 256 values.
         ema: decay per step of a moving average of the weights, in float32, which is evaluated; None without one.
@@ -56,10 +57,10 @@ class OptimizerSettings(Checked):
                 f"--warmup-epochs {self.warmup_epochs:g} is not supported with --optimizer schedulefree; leave it out, "
                 "or use sgd or adamw."
             )
-        if self.schedule == "one-cycle" and self.warmup_epochs:
+        if self.schedule in ("one-cycle", "python") and self.warmup_epochs:
             raise UsageError(
-                f"--warmup-epochs {self.warmup_epochs:g} is not supported with --schedule one-cycle, which rises by "
-                "itself; leave it out."
+                f"--warmup-epochs {self.warmup_epochs:g} is not supported with --schedule {self.schedule}, which rises "
+                "by itself; leave it out."
             )
         if self.averages and self.ema is not None:
             raise UsageError(
@@ -118,6 +119,7 @@ class Workload:
         label_smoothing: share of each target that cross entropies spread evenly over all classes.
         class_weights: weight of each class in the network's cross entropy; empty if all count the same.
         loss: the network's loss to classify.
+        focal_gamma: exponent of the focal loss.
         clip_norm: largest norm of all gradients of a step together, to which they are scaled; None without clipping.
     """
 
@@ -144,6 +146,7 @@ class Workload:
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] = ()
     loss: LossName = "cross-entropy"
+    focal_gamma: float = 2.0
     clip_norm: float | None = None
     patience: int | None = None
     mixed: bool = False

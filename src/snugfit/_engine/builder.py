@@ -28,7 +28,7 @@ from snugfit._engine.loading import Architecture, ModuleOrFactory, build_on_meta
 from snugfit._engine.tasks import rules_of
 from snugfit._planner import StrategySelection
 from snugfit._training.initial_weights import load_initial_weights
-from snugfit._training.losses import Loss
+from snugfit._training.own_parts import OwnParts
 from snugfit._training.seeding import derive_seed
 from snugfit._training.strategy import Strategy, TrainingData
 from snugfit.errors import DataError, UsageError
@@ -53,6 +53,7 @@ class Assembly:
         chain: the network, on the meta device.
         module: the caller's own module, if one was passed.
         others: training images of other data sets that options name, by option; prepared like those of the splits.
+        own: functions that the caller passed.
     """
 
     request: Request
@@ -61,6 +62,7 @@ class Assembly:
     workload: Workload
     module: nn.Module | None = None
     others: Mapping[str, ImageSet] = field(default_factory=dict)
+    own: OwnParts = field(default_factory=OwnParts)
 
     @property
     def architecture(self) -> Architecture:
@@ -161,14 +163,17 @@ def assemble(
     request: Request,
     splits: Splits | None = None,
     module: ModuleOrFactory | None = None,
-    loss: Loss | None = None,
+    own: OwnParts | None = None,
 ) -> Assembly:
     """Load the data, trace the model, and describe the work; weights do not exist yet.
 
-    Data, module and loss are those that the request names, unless the caller passed them from Python.
+    Data, module and functions are those that the request names, unless the caller passed them from Python.
     """
-    if (request.training.loss == FROM_PYTHON) != (loss is not None):
-        raise UsageError(f"loss={request.training.loss!r} is a loss from Python: pass the function itself as loss=.")
+    own = own or OwnParts()
+    for name in ("loss", "schedule"):
+        named = getattr(request.training, name)
+        if (named == FROM_PYTHON) != (getattr(own, name) is not None):
+            raise UsageError(f"{name}={named!r} is a {name} from Python: pass the function itself as {name}=.")
     splits = splits or load_splits(request)
     name, shape = request.model.model, splits.image_shape
     if module is None:
@@ -176,12 +181,12 @@ def assemble(
     else:
         module = module_of(module)
         chain = on_meta(Chain.from_any_module(module, shape, name))
-    chain.loss = loss
+    chain.loss = own.loss
     facts = rules_of(request.data.task).facts(request, chain, splits)
     workload = _workload(request, splits, facts)
     named = data_sets_in(request.strategy)
     others = {option: _images_like(request, other, option, shape) for option, other in named.items()}
-    return Assembly(request, splits, chain, workload, module, others)
+    return Assembly(request, splits, chain, workload, module, others, own)
 
 
 def _images_like(request: Request, name: str, option: str, shape: tuple[int, int, int]) -> ImageSet:

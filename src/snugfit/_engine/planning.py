@@ -22,7 +22,7 @@ from snugfit._engine.run_memory import budget_warning, measurable_bytes, memory_
 from snugfit._planner import MeasurementContext, PlanningInput, StrategySelection, search
 from snugfit._training.events import Event, Notice, ProbeMeasured, Subscriber
 from snugfit._training.initial_weights import check_weights
-from snugfit._training.losses import Loss, check_loss
+from snugfit._training.own_parts import OwnParts
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
 from snugfit.memory.process import late_bytes
 from snugfit.profiling import META_PASS_BYTES
@@ -45,7 +45,7 @@ def make_plan(
     subscribers: Sequence[Subscriber],
     *,
     measures: bool = True,
-    loss: Loss | None = None,
+    own: OwnParts | None = None,
 ) -> Planned:
     """Measure, and collect what the strategies that serve the request propose within its budget.
 
@@ -54,9 +54,9 @@ def make_plan(
         splits, module: data and model passed from Python; None opens and builds those that the request names.
         subscribers: receive every measured probe and notice.
         measures: whether strategies measure and propose; if not, the profile holds statistics of the units alone.
-        loss: loss passed from Python.
+        own: functions passed from Python.
     """
-    plan = partial(_planned, request, splits, module, subscribers, measures, loss)
+    plan = partial(_planned, request, splits, module, subscribers, measures, own or OwnParts())
     planned = plan()
     memory = planned.plan.memory if request.budget.total_memory is not None else None
     if memory is not None and memory.process_bytes != planned.baseline.anon + late_bytes():
@@ -84,7 +84,7 @@ def _planned(
     module: ModuleOrFactory | None,
     subscribers: Sequence[Subscriber],
     measures: bool,
-    loss: Loss | None,
+    own: OwnParts,
 ) -> Planned:
     """One plan by the memory at rest now."""
     import_for(request)
@@ -107,8 +107,8 @@ def _planned(
     def attempt(memory_bytes: int | None, on_measured: Callable[[str, int, int], None] | None) -> Planned:
         with MemoryLimit(memory_bytes, resting, device) as limit:
             with limit.allow_address_space(META_PASS_BYTES):
-                assembly = assemble(request, splits, module, loss)
-            check_loss(loss, assembly.workload, device)
+                assembly = assemble(request, splits, module, own)
+            own.check(assembly.workload, device)
             if request.model.weights is not None:
                 check_weights(Path(request.model.weights), assembly.chain)
             question = PlanningInput(assembly.workload, assembly.chain, hardware, budget, request.aim)

@@ -41,8 +41,8 @@ from snugfit._storage.outputs import require_folder, require_run_folder
 from snugfit._storage.run_folder import read_data, read_record
 from snugfit._training.events import Notice, RunStarted, Subscriber
 from snugfit._training.launch import World
-from snugfit._training.losses import Loss, check_loss
 from snugfit._training.metrics import METRICS_FILE
+from snugfit._training.own_parts import OwnParts
 from snugfit._training.run import Job, Machine, Run
 from snugfit._training.stopping import StopFlag
 from snugfit._training.strategy import Strategy
@@ -96,7 +96,9 @@ def with_absolute_paths(request: Request) -> Request:
     )
 
 
-def reopen(folder: Path, model: ModuleOrFactory | None = None, data: Any = None, loss: Loss | None = None) -> Planned:
+def reopen(
+    folder: Path, model: ModuleOrFactory | None = None, data: Any = None, own: OwnParts | None = None
+) -> Planned:
     """The plan of an interrupted run, from its locked folder; the others are those passed from Python."""
     _require_begun(folder)
     request = read_data(Request, folder / "request.json")
@@ -110,17 +112,23 @@ def reopen(folder: Path, model: ModuleOrFactory | None = None, data: Any = None,
         raise UsageError("this run trained a module of your own; pass it again: snugfit.resume(run, model=...).")
     if request.data.data == FROM_PYTHON and data is None:
         raise UsageError("this run trained on data of your own; pass it again: snugfit.resume(run, data=...).")
-    if request.training.loss == FROM_PYTHON and loss is None:
-        raise UsageError("this run trained by a loss of your own; pass it again: snugfit.resume(run, loss=...).")
-    if request.training.loss != FROM_PYTHON and loss is not None:
-        raise UsageError(f"this run trained by --loss {request.training.loss}; leave out loss= to resume it.")
+    own = own or OwnParts()
+    for name in ("loss", "schedule"):
+        named, given = getattr(request.training, name), getattr(own, name)
+        if named == FROM_PYTHON and given is None:
+            raise UsageError(
+                f"this run trained by a {name} of your own; pass it again: snugfit.resume(run, {name}=...)."
+            )
+        if named != FROM_PYTHON and given is not None:
+            used = named or plan.workload.optimizer.schedule
+            raise UsageError(f"this run trained by --{name} {used}; leave out {name}= to resume it.")
     Manifest.read(folder, run_cache_folder(request.machine.cache_dir, folder)).check_all(but=[METRICS_FILE])
     import_for(replace(request, strategy=replace(request.strategy, strategy=plan.choice.strategy)))
     resting = baseline(request.machine.threads)
     device = choose_device(request.machine.device)
     with run_limit(plan, resting, device):
-        assembly = assemble(request, None if data is None else own_splits(data, request), model, loss)
-        check_loss(loss, assembly.workload, device)
+        assembly = assemble(request, None if data is None else own_splits(data, request), model, own)
+        own.check(assembly.workload, device)
     if replace(assembly.workload, data=plan.workload.data) != plan.workload:
         raise CheckpointError(f"model or data have changed since the run in {folder} began; start a new run.")
     return Planned(plan, profile, assembly, resting)
@@ -143,11 +151,11 @@ def resume(
     model: ModuleOrFactory | None = None,
     data: Any = None,
     stop: StopFlag | None = None,
-    loss: Loss | None = None,
+    own: OwnParts | None = None,
 ) -> tuple[Record, nn.Module | None]:
     """Continue an interrupted run; see :func:`snugfit.resume`. Returns the module too, if it was passed from Python."""
     with run_lock(folder):
-        planned = reopen(folder, model, data, loss)
+        planned = reopen(folder, model, data, own)
         return _fit(folder, planned, subscribers, stop), planned.assembly.module
 
 
@@ -167,7 +175,7 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
         with run_limit(plan, resting, device) as limit:
             run = Run(
                 folder,
-                Job(plan.workload, plan.budget, choice.predicted, planned.profile, most),
+                Job(plan.workload, plan.budget, choice.predicted, planned.profile, most, assembly.own),
                 Machine(plan.hardware, device, make_meter(resting, device), limit),
                 subscribers=(*subscribers, *tensorboard_subscribers()),
                 stop=flag,

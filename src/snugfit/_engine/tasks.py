@@ -47,7 +47,9 @@ def _logits(request: Request, chain: Chain, splits: Splits) -> dict[str, Any]:
             f"{request.model.model} gives outputs of shape {shape} per image, "
             f"but {splits.name} has {classes} classes; make it end in {classes} logits{boxes}."
         )
-    return {"class_weights": _class_weights(request, splits), "loss": request.training.loss}
+    training = request.training
+    gamma = {} if training.focal_gamma is None else {"focal_gamma": training.focal_gamma}
+    return {"class_weights": _class_weights(request, splits), "loss": training.loss, **gamma}
 
 
 def _class_weights(request: Request, splits: Splits) -> tuple[float, ...]:

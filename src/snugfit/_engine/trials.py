@@ -76,10 +76,10 @@ def _shortened(assembly: Assembly, steps: int) -> Assembly:
     machine = replace(request.machine, out=None, profile_cache="off")
     request = replace(request, data=data, training=training, machine=machine)
     if data.data != FROM_PYTHON:
-        return assemble(request, load_splits(request), assembly.module, assembly.chain.loss)
+        return assemble(request, load_splits(request), assembly.module, assembly.own)
     test = None if splits.test is None else _first(splits.test, _EVALUATED)
     splits = replace(splits, train=_first(splits.train, most), val=_first(splits.val, _EVALUATED), test=test)
-    return assemble(request, splits, assembly.module, assembly.chain.loss)
+    return assemble(request, splits, assembly.module, assembly.own)
 
 
 def _first(images: ImageSet, count: int) -> ImageSet:

@@ -12,7 +12,6 @@ from snugfit._core.plan import Phase
 from snugfit._quantities import format_bytes
 from snugfit._training.events import EpochDone, Notice, StepDone
 from snugfit._training.kept_epoch import is_out_of_patience, keep_epoch, restore_kept
-from snugfit._training.optimizers import lr_factor
 from snugfit._training.run import Run
 from snugfit._training.seeding import derive_seed, seed_all
 from snugfit._training.statistics import images_for
@@ -90,7 +89,7 @@ def _train_step(
     position, workload = run.position, run.workload
     started = time.perf_counter()
     seed_all(derive_seed(workload.seed, phase.name, position.epoch, position.step))
-    factor = lr_factor(workload.optimizer, position.epoch * steps + position.step, steps, workload.epochs)
+    factor = run.lr_factor(position.epoch * steps + position.step, steps)
     trainable.set_lr_factor(factor)
     loss, weight, correct, samples, known = 0.0, 0.0, 0, 0, True
     while samples < images:

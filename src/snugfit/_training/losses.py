@@ -16,17 +16,17 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """From logits (B, classes) and labels (B,) to the mean loss, a scalar; mixed images have probabilities (B, classes)."""
 
 
-def focal_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean (scalar) of ``-(1 - p)^2 log p`` for logits (B, classes); p is the probability of the label, (B,).
+def focal_loss(logits: Tensor, labels: Tensor, gamma: float = 2.0) -> Tensor:
+    """Mean (scalar) of ``-(1 - p)^gamma log p`` for logits (B, classes); p is the probability of the label, (B,).
 
     For targets that are probabilities (B, classes), it is the mean over the classes of each image, weighted by these.
-    Lin et al., Focal Loss for Dense Object Detection (ICCV 2017), equation 4, with the exponent of their section 5.1.
+    Lin et al., Focal Loss for Dense Object Detection (ICCV 2017), equation 4; 2 is the exponent of their section 5.1.
     """
-    if labels.is_floating_point():
-        losses = -F.log_softmax(logits, 1)
-        return (labels * torch.expm1(-losses) ** 2 * losses).sum(1).mean()
-    losses = F.cross_entropy(logits, labels, reduction="none")
-    return (torch.expm1(-losses) ** 2 * losses).mean()
+    mixed = labels.is_floating_point()
+    losses = -F.log_softmax(logits, 1) if mixed else F.cross_entropy(logits, labels, reduction="none")
+    least = torch.finfo(losses.dtype).tiny  # a power below 1 has no finite gradient at 0
+    losses = (-torch.expm1(-losses)).clamp_min(least) ** gamma * losses
+    return ((labels * losses).sum(1) if mixed else losses).mean()
 
 
 def check_loss(loss: Loss | None, workload: Workload, device: torch.device) -> None:

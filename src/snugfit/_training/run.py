@@ -29,6 +29,8 @@ from snugfit._storage.tensor_file import Deferred
 from snugfit._training.events import Event, Notice, PhaseDone, PhaseStarted, Subscriber
 from snugfit._training.launch import Commands
 from snugfit._training.metrics import METRICS_FILE, MetricsWriter
+from snugfit._training.optimizers import lr_factor
+from snugfit._training.own_parts import OwnParts, factor_of
 from snugfit._training.stopping import StopFlag
 from snugfit.errors import CheckpointError, DivergedError
 from snugfit.memory import MemoryLimit, PeakMeter, release_memory, trim_heap
@@ -95,6 +97,7 @@ class Job:
     """What a run does: the chosen candidate of a plan, its predicted cost, and what that was predicted from.
 
     ``memory`` is that of the processes at rest, the most of any process that planned or trained, if it was measured.
+    ``own`` was passed from Python.
     """
 
     workload: Workload
@@ -102,6 +105,7 @@ class Job:
     predicted: Cost
     profile: Profile
     memory: RunMemory | None = None
+    own: OwnParts = field(default_factory=OwnParts)
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ class Run:
         self.predicted, self.profile, self.memory = job.predicted, job.profile, job.memory
         self.hardware, self.device = machine.hardware, machine.device
         self.meter, self.limit, self.enforced = machine.meter, machine.limit, machine.limit.enforced
-        self.stop, self.commands = stop or StopFlag(), commands
+        self.stop, self.commands, self.own = stop or StopFlag(), commands, job.own
         self.cache_dir = cache_dir or folder / "cache"
         self.manifest = Manifest.reopen(folder, self.cache_dir)
         self.weights = UnitStore(folder / "weights", self.manifest)
@@ -148,6 +152,13 @@ class Run:
         self._resumed: Checkpoint | None = None
         self.energy = EnergyMeter()
         self._clock = self._saved_at = self._trimmed_at = time.perf_counter()
+
+    def lr_factor(self, step: int, steps: int) -> float:
+        """Share of the peak learning rate in a step, from 0, of all epochs with ``steps`` steps each."""
+        settings, epochs = self.workload.optimizer, self.workload.epochs
+        if self.own.schedule is not None:
+            return factor_of(self.own.schedule, step, steps * epochs)
+        return lr_factor(settings, step, steps, epochs)
 
     def emit(self, event: Event) -> None:
         """Send an event to every subscriber."""

@@ -111,14 +111,15 @@ class Classification:
     """One class per image, by cross entropy with label smoothing (Szegedy et al., CVPR 2016, section 7).
 
     With ``class_weights`` it is the weighted mean, as in torch: the sum of weighted losses over the sum of weights.
-    With ``focal`` it is the focal loss; with an ``own`` loss, that. Targets of ``mixed`` images are probabilities.
+    With ``focal``, its exponent, it is the focal loss; with an ``own`` loss, that. Targets of ``mixed`` images are
+    probabilities.
     """
 
     metric: ClassVar[str] = "accuracy"
     classes: int
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] = ()
-    focal: bool = False
+    focal: float | None = None
     own: Loss | None = None
     mixed: bool = False
 
@@ -126,8 +127,8 @@ class Classification:
         """The loss of logits (B, classes); on the meta device, where an own one may not run, cross entropy for it."""
         if self.own is not None and not outputs.is_meta:
             return self.own(outputs, targets)
-        if self.focal:
-            return focal_loss(outputs, targets)
+        if self.focal is not None:
+            return focal_loss(outputs, targets, self.focal)
         weight = outputs.new_tensor(self.class_weights) if self.class_weights else None
         return F.cross_entropy(outputs, targets, weight, label_smoothing=self.label_smoothing)
 
@@ -194,7 +195,8 @@ def task_of(workload: Workload, loss: Loss | None = None) -> Task:
     if workload.task == "detect":
         return Detection(workload.classes, workload.anchors, workload.most_boxes)
     smoothing, weights = workload.label_smoothing, workload.class_weights
-    return Classification(workload.classes, smoothing, weights, workload.loss == "focal", loss, workload.mixed)
+    focal = workload.focal_gamma if workload.loss == "focal" else None
+    return Classification(workload.classes, smoothing, weights, focal, loss, workload.mixed)
 
 
 def needs_classes(workload: Workload) -> list[str]:

@@ -25,6 +25,16 @@ def test_the_focal_loss_by_its_formula():
     assert torch.autograd.gradcheck(lambda outputs: focal_loss(outputs, LABELS), (logits(),))
 
 
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 3.5])
+def test_the_exponent_of_the_focal_loss(gamma):
+    task, outputs = task_of(make_workload(classes=4, loss="focal", focal_gamma=gamma)), logits()
+    p = outputs.softmax(1)[torch.arange(5), LABELS]
+    torch.testing.assert_close(task.loss(logits(), LABELS), -((1 - p) ** gamma * p.log()).mean(), rtol=1e-12, atol=0)
+    certain = torch.tensor([[1000.0, 0.0]], requires_grad=True)
+    focal_loss(certain, torch.tensor([0]), gamma).backward()
+    assert certain.grad.isfinite().all()
+
+
 def test_certain_outputs_have_a_finite_focal_loss_and_gradient():
     outputs = torch.tensor([[1000.0, 0.0], [0.0, 1000.0]], requires_grad=True)
     found = focal_loss(outputs, torch.tensor([0, 0]))

@@ -23,7 +23,6 @@ from snugfit._training.events import Notice, TensorsSelected
 from snugfit._training.finalize import Outcome, evaluate_model, make_record
 from snugfit._training.kept_epoch import restore_kept
 from snugfit._training.loop import train_phase
-from snugfit._training.optimizers import lr_factor
 from snugfit._training.run import Run
 from snugfit._training.seeding import derive_seed, seed_all
 from snugfit._training.strategy import TrainingData
@@ -83,7 +82,7 @@ def rank_tensors(
     units = [unit.module.eval() for unit in chain.all_units]
     state = trainer.optimizers.state()
     steps = data.train.steps(strategy.micro_batch * strategy.micro_batches)
-    factor = lr_factor(workload.optimizer, epoch * steps, steps, workload.epochs)
+    factor = run.lr_factor(epoch * steps, steps)
     size = scratch_bytes(units, [unit.input_shape for unit in chain.all_units], batch)
     size += sum(stored_bytes(tensor.shape, tensor.dtype) for tensor in state.values())
     with ExitStack() as stack:

@@ -1,0 +1,56 @@
+"""What a caller passes from Python besides model and data: functions that no run folder can store."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from snugfit._core.workload import Workload
+from snugfit._training.losses import Loss, check_loss
+from snugfit.errors import UsageError
+
+Schedule = Callable[[int, int], float]
+"""From a step, counted from 0, and the number of steps to the share of the peak learning rate."""
+_TRIED_STEPS = 100
+
+
+@dataclass(frozen=True)
+class OwnParts:
+    """Functions that were passed from Python; to resume a run, they are passed again.
+
+    Attributes:
+        loss: from logits and labels to the mean loss of a batch.
+        schedule: from step and number of steps to the share of the peak learning rate.
+    """
+
+    loss: Loss | None = None
+    schedule: Schedule | None = None
+
+    def check(self, workload: Workload, device: torch.device) -> None:
+        """Try them on a few values; raises UsageError."""
+        check_loss(self.loss, workload, device)
+        if self.schedule is not None:
+            for step in range(_TRIED_STEPS):
+                factor_of(self.schedule, step, _TRIED_STEPS)
+
+
+def factor_of(schedule: Schedule, step: int, steps: int) -> float:
+    """The share of the peak learning rate in a step.
+
+    Raises:
+        UsageError: the function failed, or returned no finite number of at least 0.
+    """
+    try:
+        factor = float(schedule(step, steps))
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), "").rstrip(".")
+        raise UsageError(f"schedule= failed in step {step} of {steps}: {type(error).__name__}: {reason}.") from error
+    if not math.isfinite(factor) or factor < 0:
+        raise UsageError(
+            f"schedule= returned {factor:.6g} in step {step} of {steps}; return the share of the peak learning rate, a "
+            "number of at least 0."
+        )
+    return factor

@@ -1,0 +1,94 @@
+"""Runs by a schedule that was passed from Python: they are those of the same schedule by name, and can be resumed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity_helpers import assert_same
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import snugfit
+from snugfit._training.own_parts import factor_of
+from snugfit.errors import InterruptedRunError, UnknownNameError, UsageError
+
+OPTIONS: dict[str, Any] = {"epochs": 2, "max_train": 60, "max_val": 20, "batch_size": 20, "threads": 1, "image_size": 8}
+
+
+def network() -> nn.Module:
+    """One convolution and a head."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+
+
+def cosine(step: int, steps: int) -> float:
+    """Half a cosine."""
+    return 0.5 * (1.0 + math.cos(math.pi * step / steps))
+
+
+def weights(folder: Path, **options: Any) -> dict[str, Tensor]:
+    snugfit.plan(network(), "digits", **{**OPTIONS, **options}).run((), out=folder)
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("strategy", ["backprop", "blockwise"])
+def test_a_schedule_from_python_is_the_one_by_name(tmp_path: Path, strategy: str) -> None:
+    named = weights(tmp_path / "a", strategy=strategy)
+    assert_same(named, weights(tmp_path / "b", strategy=strategy, schedule=cosine))
+    constant = weights(tmp_path / "c", strategy=strategy, schedule=lambda step, steps: 1)
+    assert any(not torch.equal(named[name], constant[name]) for name in named)
+
+
+def test_a_resumed_run_takes_the_schedule_again(tmp_path: Path) -> None:
+    whole, stop = weights(tmp_path / "whole", schedule=cosine, strategy="backprop"), snugfit.StopFlag()
+
+    def stop_at_step_2(event: snugfit.Event) -> None:
+        if isinstance(event, snugfit.StepDone) and event.step == 2:
+            stop.request()
+
+    plan = snugfit.plan(network(), "digits", schedule=cosine, strategy="backprop", **OPTIONS)
+    assert plan.plan.workload.optimizer.schedule == "python" and plan.plan.command is None
+    with pytest.raises(InterruptedRunError):
+        plan.run((stop_at_step_2,), out=tmp_path / "run", stop=stop)
+    with pytest.raises(UsageError, match="schedule of your own; pass it again"):
+        snugfit.resume(tmp_path / "run", (), model=network())
+    with pytest.raises(UnknownNameError, match="Did you mean 'schedule'"):
+        snugfit.resume(tmp_path / "run", (), model=network(), shedule=cosine)
+    snugfit.resume(tmp_path / "run", (), model=network(), schedule=cosine)
+    assert_same(whole, load_file(tmp_path / "run" / "model.safetensors"))
+
+
+def test_a_plan_by_a_name_takes_no_function_later(tmp_path: Path) -> None:
+    stop = snugfit.StopFlag()
+    stop.request()
+    with pytest.raises(InterruptedRunError):
+        snugfit.plan(network(), "digits", strategy="backprop", **OPTIONS).run((), out=tmp_path, stop=stop)
+    with pytest.raises(UsageError, match="trained by --schedule cosine; leave out schedule="):
+        snugfit.resume(tmp_path, (), model=network(), schedule=cosine)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"schedule": lambda step, steps: math.nan}, "schedule= returned nan in step 0 of 100"),
+        ({"schedule": lambda step, steps: 1 - 2 * step / steps}, "schedule= returned -0.02 in step 51 of 100"),
+        ({"schedule": lambda step: 1.0}, "schedule= failed in step 0 of 100: TypeError"),
+        ({"schedule": lambda step, steps: None}, "schedule= failed in step 0 of 100: TypeError"),
+        ({"schedule": "python"}, "schedule='python' is a schedule from Python: pass the function itself"),
+        ({"schedule": cosine, "warmup_epochs": 1}, "not supported with --schedule python, which rises by itself"),
+        ({"schedule": cosine, "optimizer": "schedulefree"}, "schedulefree has no --schedule python"),
+        ({"optimizer": lambda parameters: None}, r"optimizer= is a function, but .*snugfit\.fit"),
+        ({"focal_gamma": 3}, "--focal-gamma 3 is for --loss focal"),
+    ],
+)
+def test_what_is_no_schedule_or_optimizer_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        snugfit.plan(network(), "digits", strategy="backprop", **{**OPTIONS, **options})
+
+
+def test_a_factor_is_a_number_of_at_least_zero() -> None:
+    assert factor_of(lambda step, steps: torch.tensor(step / steps), 1, 4) == 0.25
