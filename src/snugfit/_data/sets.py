@@ -97,6 +97,7 @@ class Splits:
         resources: closed by :meth:`close`.
         border: black pixels on every side of every image, part of its size.
         notes: lines about the data for the user.
+        as_is: whether images are float tensors that are used as they are, neither normalised nor augmented.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Splits:
     resources: tuple[Decoder, ...] = field(default=(), repr=False)
     border: int = 0
     notes: tuple[str, ...] = ()
+    as_is: bool = False
 
     def __post_init__(self) -> None:
         """Check the names of the classes, which are written into reports and files.

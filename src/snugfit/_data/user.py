@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset, default_collate
 from torch.utils.data import Subset as TorchSubset
 
 from snugfit._core.options import from_keywords
 from snugfit._data.decode import reading, square
+from snugfit._data.prepared import PreparedImages, prepared_shape
 from snugfit._data.sets import ImageSet, Parts, Splits, check_class_count, check_labels, resized
 from snugfit._data.split import SplitOptions, assemble
 from snugfit.errors import DataError, UsageError
 
 _LOOKED_AT = 8
 _ROUNDING = 0.01
+_IMAGES, _LABELS = ("image", "pixel_values", "img"), ("label", "labels")
 _GREY_MODES = ("1", "L", "I", "I;16", "F")
 
 
@@ -86,6 +89,7 @@ class DatasetOptions(SplitOptions):
         name: of the data set, for reports.
         mean, std: normalisation of images in [0, 1], per channel; 0.5 by default.
         flip: whether a mirrored image keeps its class.
+        as_is: use float tensors of any size as the data set gives them.
     """
 
     class_names: Sequence[str] | None = None
@@ -93,6 +97,7 @@ class DatasetOptions(SplitOptions):
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
     flip: bool = False
+    as_is: bool = False
 
 
 def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) -> Splits:
@@ -106,7 +111,11 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
 
     Images are float tensors in [0, 1] or uint8 tensors, (C, H, W), or PIL images; they are normalised later, with
     ``mean`` and ``std`` (0.5 by default). Float images that were normalised already are converted back to 8 bits a
-    channel: give the ``mean`` and ``std`` that they were normalised with.
+    channel: give the ``mean`` and ``std`` that they were normalised with. Or say ``as_is=True``, which uses float
+    tensors of one shape, square or not, exactly as the data set gives them, and augments nothing.
+
+    Items are pairs, or dictionaries with ``image``, ``pixel_values`` or ``img``, and ``label`` or ``labels``. Of a
+    DataLoader the data set is used.
 
     Labels come from ``targets`` or ``labels`` if a data set has them; otherwise every item is read once. Splits that
     are missing are made from ``train``: ``val_fraction`` of its images each, stratified and determined by ``seed``.
@@ -115,8 +124,8 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
         train, val, test: map-style data sets.
         **options: ``mean``, ``std``: normalisation per channel; ``class_names``: names by label; ``name``: of the data
             set, for reports; ``flip``: whether a mirrored image keeps its class; ``image_size``: side in pixels, to
-            which images are resized; ``classes``: expected number; ``max_train``, ``max_val``: limits of images;
-            ``val_fraction`` (0.1) and ``seed`` (0): of the division.
+            which images are resized; ``as_is``: see above; ``classes``: expected number; ``max_train``, ``max_val``:
+            limits of images; ``val_fraction`` (0.1) and ``seed`` (0): of the division.
 
     Raises:
         UnknownNameError: there is no such option.
@@ -124,12 +133,18 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
         DataError: an image or label cannot be used; the message names its index.
     """
     chosen = from_keywords(DatasetOptions, options)
-    given = {key: dataset for key, dataset in (("train", train), ("val", val), ("test", test)) if dataset is not None}
-    for key, dataset in given.items():
-        _check_map_style(dataset, key)
+    parts_given = (("train", train), ("val", val), ("test", test))
+    given = {key: _map_style(dataset, key) for key, dataset in parts_given if dataset is not None}
     labels = {key: labels_of(dataset, key) for key, dataset in given.items()}
     names = _class_names(labels, chosen.class_names)
-    (channels, size), resize = _shape(_sample(train, 0)[0], chosen.image_size), chosen.image_size is not None
+    notes = tuple(
+        f"the {key} data is a DataLoader: its data set is used, in batches of --batch-size"
+        for key, dataset in parts_given
+        if isinstance(dataset, DataLoader)
+    )
+    if chosen.as_is:
+        return replace(_prepared(given, labels, names, chosen), notes=notes)
+    (channels, size), resize = _shape(_sample(given["train"], 0)[0], chosen.image_size), chosen.image_size is not None
     normalised = _normalisation(chosen.mean, chosen.std, channels)
     sets = {
         key: DatasetImages(
@@ -139,9 +154,24 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
     }
     mean, std = (tuple(values or (0.5,) * channels) for values in (chosen.mean, chosen.std))
     parts = Parts(names, sets["train"], sets.get("val"), sets.get("test"))
-    return assemble(
-        chosen.name, parts, chosen, image_shape=(channels, size, size), mean=mean, std=std, flip=chosen.flip
-    )
+    shape = (channels, size, size)
+    found = assemble(chosen.name, parts, chosen, image_shape=shape, mean=mean, std=std, flip=chosen.flip)
+    return replace(found, notes=notes)
+
+
+def _prepared(
+    given: dict[str, Any], labels: dict[str, np.ndarray], names: tuple[str, ...], chosen: DatasetOptions
+) -> Splits:
+    """Splits of images that are used as they are; ``labels`` are (N,) each."""
+    for option in ("image_size", "mean", "std", "flip"):
+        if getattr(chosen, option):
+            raise UsageError(f"as_is=True uses images as they are; leave out {option}, or as_is.")
+    shape = prepared_shape(_sample(given["train"], 0)[0], 0)
+    sets = {key: PreparedImages(partial(_sample, dataset), labels[key], shape) for key, dataset in given.items()}
+    parts = Parts(names, sets["train"], sets.get("val"), sets.get("test"))
+    mean, std = (0.0,) * shape[0], (1.0,) * shape[0]
+    found = assemble(chosen.name, parts, chosen, image_shape=shape, mean=mean, std=std, flip=False)
+    return replace(found, as_is=True)
 
 
 def _class_names(labels: dict[str, np.ndarray], named: Sequence[str] | None) -> tuple[str, ...]:
@@ -155,17 +185,24 @@ def _class_names(labels: dict[str, np.ndarray], named: Sequence[str] | None) -> 
     return tuple(named or (str(label) for label in range(count)))
 
 
-def _check_map_style(dataset: Any, name: str) -> None:
+def _map_style(dataset: Any, name: str) -> Any:
+    """A map-style data set, or that of a DataLoader whose batches are no others than those of snugfit."""
     if isinstance(dataset, DataLoader):
-        raise UsageError(
-            f"the {name} data is a DataLoader, but snugfit makes the batches itself. Give its data set, "
-            "loader.dataset, and the batch size as batch_size=."
+        plain = (
+            isinstance(dataset.sampler, (SequentialSampler, RandomSampler)) and dataset.collate_fn is default_collate
         )
+        if not plain:
+            raise UsageError(
+                f"the {name} data is a DataLoader with its own sampler or collate_fn, but snugfit makes the batches "
+                "itself. Give its data set, loader.dataset, and the batch size as batch_size=."
+            )
+        dataset = dataset.dataset
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise UsageError(
             f"the {name} data is a {type(dataset).__name__}, which has no length or no items by number. Give a "
             "map-style Dataset of (image, label)."
         )
+    return dataset
 
 
 def _normalisation(mean: Sequence[float] | None, std: Sequence[float] | None, channels: int) -> Normalisation | None:
@@ -227,11 +264,22 @@ def _sample(dataset: Any, index: int) -> tuple[Any, Any]:
         item = dataset[index]
     except OSError as error:
         raise DataError(f"image {index} of the data set cannot be read: {error}. Replace or remove it.") from error
+    if isinstance(item, Mapping):
+        return _value(item, _IMAGES, index), _value(item, _LABELS, index)
     try:
         image, label = item
     except (TypeError, ValueError) as error:
         raise DataError(f"item {index} of the data set is not a pair (image, label): {error}.") from error
     return image, label
+
+
+def _value(item: Mapping[str, Any], names: tuple[str, ...], index: int) -> Any:
+    """The value of the first of some names that an item has."""
+    for name in names:
+        if name in item:
+            return item[name]
+    known = ", ".join(map(str, item))
+    raise DataError(f"item {index} of the data set has {known}, but none of {', '.join(names)}. Rename it.")
 
 
 def _shape(image: Any, image_size: int | None) -> tuple[int, int]:
@@ -240,7 +288,8 @@ def _shape(image: Any, image_size: int | None) -> tuple[int, int]:
     channels, height, width = _checked_tensor(image, 0).shape
     if image_size is None and height != width:
         raise DataError(
-            f"image 0 is {height}x{width} pixels, but images must be square. Give image_size to resize them."
+            f"image 0 is {height}x{width} pixels, but images must be square. Give image_size to resize them, or take "
+            "float tensors as they are: data=snugfit.from_dataset(train, val, test, as_is=True)."
         )
     return channels, image_size or height
 
@@ -275,6 +324,6 @@ def _as_bytes(image: torch.Tensor, index: int, normalisation: Normalisation | No
         undone = "" if normalisation is None else ", also with mean and std undone"
         raise DataError(
             f"image {index} holds values from {low:.3g} to {high:.3g}, not 0 to 1{undone}. Leave out Normalize, or\n"
-            "give data=snugfit.from_dataset(train, val, test, mean=..., std=...) with its normalisation."
+            "give data=snugfit.from_dataset(train, val, test, mean=..., std=...) with its normalisation, or as_is=True."
         )
     return (plain.clamp(0, 1) * 255).round().to(torch.uint8)

@@ -23,6 +23,7 @@ from snugfit._core.strategy_config import StrategyConfig
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._data import Batches, ImageSet, Splits, Transform
 from snugfit._data.mixing import Mixing
+from snugfit._data.prepared import AsIs
 from snugfit._data.synthetic import synthetic_splits
 from snugfit._engine.loading import Architecture, ModuleOrFactory, build_on_meta, module_of, on_meta
 from snugfit._engine.tasks import rules_of
@@ -76,6 +77,7 @@ class Assembly:
             std=splits.std,
             data=splits.name,
             border=splits.border,
+            as_is=splits.as_is,
             task=workload.task,
             anchors=workload.anchors,
         )
@@ -84,9 +86,8 @@ class Assembly:
         """The splits as batches."""
         splits, seed, batches = self.splits, self.workload.seed, rules_of(self.workload.task).batches
         training = self.request.training
-        transform = Transform(
-            splits.mean, splits.std, splits.image_shape[-1], splits.flip, training.erase, training.crop
-        )
+        kind = AsIs if splits.as_is else Transform
+        transform = kind(splits.mean, splits.std, splits.image_shape[-1], splits.flip, training.erase, training.crop)
         train = batches(splits.train, transform, seed=seed, augment=self.workload.augment)
         if self.workload.mixed:
             train.mixing = Mixing(self.workload.classes, training.mixup, training.cutmix)
@@ -201,6 +202,8 @@ def _images_like(request: Request, name: str, option: str, shape: tuple[int, int
 
 def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Workload:
     training = request.training
+    if splits.as_is and training.erase:
+        raise UsageError(f"--erase {training.erase:g} augments, and as_is=True uses images as they are; leave one out.")
     if training.patience is not None and not len(splits.val):
         raise UsageError(
             f"--patience {training.patience} needs validation images, and {splits.name} has none; leave it out, or add "
@@ -222,7 +225,7 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
         precision=training.precision,
         activations=training.activations,
         weight_dtype=training.weight_dtype,
-        augment=training.augment,
+        augment=training.augment and not splits.as_is,
         seed=training.seed,
         label_smoothing=training.label_smoothing,
         clip_norm=training.clip_norm,

@@ -60,6 +60,7 @@ def run_images(
     The default split is ``test``, or ``all`` for a folder other than the run's.
     """
     architecture, request = Architecture.read(folder), read_data(Request, folder / "request.json")
+    architecture.require_files()
     own = data is None or _is_own(data, data_dir, request.data)
     chosen = checked("split", Split | None, split) or ("test" if own or not str(data).startswith("folder:") else "all")
     name = data or request.data.name
@@ -139,6 +140,7 @@ def predicted(
 ) -> Iterator[Row]:
     """Classify images, or find the objects in them; see :func:`snugfit.predict`."""
     architecture = Architecture.read(folder)
+    architecture.require_files()
     network, read = load(folder, model), _READERS[architecture.task]
     paths = _image_paths(images)
     channels, size = architecture.input_shape[0], architecture.input_shape[-1]

@@ -25,7 +25,7 @@ from snugfit._storage.run_folder import read_data, read_record
 from snugfit._storage.tensor_file import MODEL_FILE, map_tensors, read_tensors
 from snugfit._training.network import mismatch_errors
 from snugfit._upstream import set_tensor
-from snugfit.errors import CheckpointError, ModelError
+from snugfit.errors import CheckpointError, ModelError, UsageError
 from snugfit.memory import is_out_of_memory
 
 T = TypeVar("T")
@@ -49,6 +49,7 @@ class Architecture:
         mean, std: normalisation of images in [0, 1], per channel.
         border: black pixels on every side that images get, inside ``input_shape``; an image is resized (short side) and
             centre-cropped to what they leave.
+        as_is: whether it was trained on tensors that a data set prepared, so that images of files cannot be.
         task: what it has learned: to ``classify`` images, or to ``detect`` objects; for that images are resized to the
             square without cropping.
         anchors: widths and heights that boxes are predicted from, as fractions of the image's sides.
@@ -67,6 +68,15 @@ class Architecture:
     anchors: tuple[tuple[float, float], ...] = ()
     strategy: str = ""
     structure: dict[str, Any] = field(default_factory=dict)
+    as_is: bool = False
+
+    def require_files(self) -> None:
+        """Refuse to read images for the model; raises UsageError."""
+        if self.as_is:
+            raise UsageError(
+                "this run trained on tensors that a data set of yours prepared (as_is=True), and images are prepared "
+                "differently here; take the model by snugfit.load, and give it tensors like those."
+            )
 
     def __post_init__(self) -> None:
         channels, height, width = self.input_shape

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
 
 from snugfit._data import from_dataset
+from snugfit._data.prepared import AsIs
 from snugfit.errors import DataError, UnknownNameError, UsageError
 
 
@@ -183,11 +184,78 @@ def test_statistics_that_make_no_sense(given):
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_a_data_loader_is_no_data_set(place):
-    given = [items(), items(), items()]
-    given[place] = DataLoader(items(), batch_size=4)
-    with pytest.raises(UsageError, match=r"is a DataLoader, .* loader\.dataset, and the batch size as batch_size="):
-        from_dataset(*given)
+def test_the_data_set_of_a_data_loader_is_used_with_a_note(place):
+    given, plain = [items(), items(), items()], from_dataset(items(), items(), items())
+    given[place] = DataLoader(items(), batch_size=4, shuffle=place == 0)
+    found = from_dataset(*given)
+    assert torch.equal(found.train.images(np.arange(5)), plain.train.images(np.arange(5)))
+    name = ("train", "val", "test")[place]
+    assert found.notes == (f"the {name} data is a DataLoader: its data set is used, in batches of --batch-size",)
+
+
+@pytest.mark.parametrize("options", [{"collate_fn": list}, {"sampler": WeightedRandomSampler([0.5] * 20, 20)}])
+def test_a_data_loader_with_batches_of_its_own_is_refused(options):
+    with pytest.raises(UsageError, match=r"own sampler or collate_fn, .* loader\.dataset, .* as batch_size="):
+        from_dataset(DataLoader(items(), batch_size=4, **options))
+
+
+@pytest.mark.parametrize("image", ["image", "pixel_values", "img"])
+@pytest.mark.parametrize("label", ["label", "labels"])
+def test_items_may_be_dictionaries(image, label):
+    found = from_dataset([{"id": 7, label: number, image: pixels} for pixels, number in items()], items())
+    assert torch.equal(found.train.images(np.arange(9)), from_dataset(items(), items()).train.images(np.arange(9)))
+    assert found.train.labels.tolist() == [number for _, number in items()]
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [({"photo": 1, "label": 0}, "has photo, label, but none of image, pixel_values, img"),
+     ({"image": torch.zeros(3, 8, 8), "class": 0}, "has image, class, but none of label, labels")],
+)  # fmt: skip
+def test_dictionaries_without_image_or_label_are_refused(item, said):
+    with pytest.raises(DataError, match=f"item 3 of the data set {said}"):
+        from_dataset(broken(3, item), val=Listed(items())).train.images([3])
+
+
+def wide(count=20, seed=0):
+    """Images of 6 x 10 pixels as a transform of one's own gives them, beyond [0, 1]."""
+    made = torch.randn(count, 2, 6, 10, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
+    return [(image, number % 2) for number, image in enumerate(made)]
+
+
+def test_prepared_images_are_used_as_they_are():
+    found = from_dataset(wide(), wide(8), as_is=True)
+    assert (found.image_shape, found.as_is, len(found.train), len(found.val)) == ((2, 6, 10), True, 20, 8)
+    read = found.train.images(np.array([5, 2]))
+    assert read.dtype == torch.float32 and read.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(read, torch.stack([wide()[5][0], wide()[2][0]]).float())
+    assert torch.equal(AsIs((0.0,) * 2, (1.0,) * 2, 10, False)(read, train=True, seed=3), read)
+    assert len(from_dataset(wide(40), as_is=True).test) == 4, "missing parts are split off as always"
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        ((torch.zeros(2, 6, 9), 0), r"image 3 has shape \(2, 6, 9\), but the first has \(2, 6, 10\)"),
+        ((torch.full((2, 6, 10), float("inf")), 0), "image 3 holds NaN or infinite values"),
+        (
+            (torch.zeros(2, 6, 10, dtype=torch.uint8), 0),
+            r"image 3 is of torch\.uint8 .*; as_is=True takes float",
+        ),
+        ((Image.new("L", (8, 8)), 0), "image 3 is <class 'PIL.Image.Image'>; as_is=True takes float tensors"),
+    ],
+)
+def test_bad_prepared_images_are_named(item, said):
+    data = wide()
+    data[3] = item
+    with pytest.raises(DataError, match=said):
+        from_dataset(data, wide(), as_is=True).train.images(np.arange(5))
+
+
+@pytest.mark.parametrize("options", [{"image_size": 8}, {"flip": True}, {"mean": (0.5,) * 2, "std": (0.5,) * 2}])
+def test_prepared_images_are_not_changed(options):
+    with pytest.raises(UsageError, match=f"as_is=True uses images as they are; leave out {next(iter(options))}"):
+        from_dataset(wide(), as_is=True, **options)
 
 
 def test_what_has_no_length_is_no_data_set():

@@ -1,0 +1,85 @@
+"""Runs on tensors that a data set of one's own prepared: as in plain PyTorch, resumable, and without files later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity_helpers import assert_same
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import snugfit
+from snugfit.errors import InterruptedRunError, UsageError
+
+OPTIONS: dict[str, Any] = {
+    "strategy": "backprop", "epochs": 2, "batch_size": 8, "threads": 1, "schedule": "constant", "seed": 3,
+}  # fmt: skip
+
+
+class Noisy(Dataset[tuple[Tensor, int]]):
+    """Images of 6 x 10 pixels, to each of which a transform adds noise whenever it is read."""
+
+    def __init__(self, noise: float = 0.0) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.images, self.noise = torch.randn(32, 2, 6, 10, generator=generator) * 2, noise
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.images[index] + self.noise * torch.randn(2, 6, 10), index % 2
+
+
+def network() -> nn.Module:
+    """One convolution and a head."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 32, 2))
+
+
+def plan(noise: float = 0.0, **options: Any) -> Any:
+    data = snugfit.from_dataset(Noisy(noise), Noisy(), as_is=True)
+    return snugfit.plan(network(), data, **{**OPTIONS, **options})
+
+
+def test_a_run_trains_on_the_tensors_of_the_data_set(tmp_path: Path) -> None:
+    planned, theirs, data = plan(), network(), Noisy()
+    planned.run((), out=tmp_path / "run")
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    source = planned.assembly.training_data().train
+    for epoch in range(2):
+        for batch, labels in source.epoch(epoch, 8):
+            nearest = torch.cdist(batch.flatten(1), data.images.flatten(1)).argmin(1)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(theirs(data.images[nearest]), labels).backward()
+            optimizer.step()
+    assert_same(load_file(tmp_path / "run" / "model.safetensors"), theirs.state_dict(), tolerance=1e-5)
+
+
+def test_random_transforms_are_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    plan(0.5).run((), out=tmp_path / "whole")
+    stop = snugfit.StopFlag()
+
+    def stop_at_step_2(event: snugfit.Event) -> None:
+        if isinstance(event, snugfit.StepDone) and event.step == 2:
+            stop.request()
+
+    with pytest.raises(InterruptedRunError):
+        plan(0.5).run((stop_at_step_2,), out=tmp_path / "run", stop=stop)
+    data = snugfit.from_dataset(Noisy(0.5), Noisy(), as_is=True)
+    snugfit.resume(tmp_path / "run", (), model=network(), data=data)
+    assert_same(*(load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run")))
+
+
+def test_images_of_files_are_refused_later(tmp_path: Path) -> None:
+    record = plan().run((), out=tmp_path / "run")
+    assert record.model(torch.zeros(1, 2, 6, 10)).shape == (1, 2)
+    with pytest.raises(UsageError, match=r"prepared.*take the model by snugfit\.load"):
+        snugfit.evaluate(record.run_dir, data="digits", model=network())
+    with pytest.raises(UsageError, match=r"prepared.*take the model by snugfit\.load"):
+        list(snugfit.predict(record.run_dir, tmp_path, model=network()))
+    with pytest.raises(UsageError, match=r"--erase 0\.5 augments, and as_is=True"):
+        plan(erase=0.5)
