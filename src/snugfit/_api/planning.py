@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -159,15 +159,15 @@ def plan(
         subscribers: called with every measured probe.
         **options: any option of the command line, with underscores: ``epochs=3``, ``strategy="blockwise"``. ``loss``
             may be a function of logits (B, classes) and labels (B,) that returns their mean loss, a scalar tensor;
-            ``schedule`` a function of step, from 0, and number of steps that returns a share of the learning rate.
+            ``schedule`` a function of step, from 0, and number of steps that returns a share of the learning rate;
+            ``metrics`` a dictionary of objects with update, compute and reset, for the record.
 
     Raises:
         UsageError: an option that does not exist, or that contradicts another.
         DataError, ModelError: data or model cannot be used.
     """
     shown(None)  # now, because what is imported after planning leaves less of a total
-    own = OwnParts(**{name: options[name] for name in ("loss", "schedule") if callable(options.get(name))})
-    options |= dict.fromkeys((name for name, part in vars(own).items() if part is not None), FROM_PYTHON)
+    own, options = _own_parts(options)
     if callable(options.get("optimizer")):
         raise UsageError(
             "optimizer= is a function, but a plan must know an optimizer's state before it exists, and gradients are "
@@ -188,6 +188,16 @@ def plan(
             raise UsageError(f"give the budget once: as snugfit.Budget(...), or as {keywords}.")
         request = replace(request, budget=_budget_options(budget))
     return RunnablePlan(**vars(make_plan(request, splits, module, subscribers, own=own)))
+
+
+def _own_parts(options: dict[str, Any]) -> tuple[OwnParts, dict[str, Any]]:
+    """Functions and metrics among options, and the options that a request has."""
+    functions = {name: options[name] for name in ("loss", "schedule") if callable(options.get(name))}
+    metrics = options.get("metrics") or {}
+    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) and name for name in metrics):
+        raise UsageError("metrics= must be a dictionary of metrics by name, like {'f1': ...}.")
+    rest = {name: value for name, value in options.items() if name != "metrics"}
+    return OwnParts(**functions, metrics=dict(metrics)), {**rest, **dict.fromkeys(functions, FROM_PYTHON)}
 
 
 def profile_request(

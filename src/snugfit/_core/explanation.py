@@ -211,7 +211,7 @@ def command_of(request: Request, plan: Plan) -> tuple[str, ...] | None:
     placeholder for data.
     """
     choice = plan.choice
-    if choice is None or request.from_python:
+    if choice is None or request.from_python or plan.workload.metrics:
         return None
     if request.data.input_shape is not None:
         model = replace(request.model, image_size=parse_shape(request.data.input_shape)[-1])

@@ -120,6 +120,7 @@ class Record:
         overhead_seconds: ``profiling``, ``statistics`` (of BatchNorm), ``caching``, ``exit_selection``.
         confusion: test (or validation) confusion matrix, rows are true classes.
         class_names: names of the classes.
+        metrics: ``val`` and ``test`` of metrics that were passed from Python, by name; None where not finite.
         workload, hardware: workload and machine, as data.
     """
 
@@ -148,6 +149,7 @@ class Record:
     class_names: tuple[str, ...] = ()
     workload: dict[str, Any] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
     @property
     def excess(self) -> tuple[int, int] | None:

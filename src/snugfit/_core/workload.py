@@ -111,6 +111,7 @@ class Workload:
             ``int8`` or ``int4`` with a minimum and a scale for each 256 values.
         weight_dtype: type in which trained weights of convolutions and linear layers are kept.
         augment: whether training images are augmented.
+        metrics: names of metrics that were passed from Python.
         mixed: whether the images of a step are mixed, so that targets are probabilities of classes.
         seed: seed of initialisation, shuffling and augmentation.
         task: prediction for an image: its class, or boxes of objects.
@@ -150,6 +151,7 @@ class Workload:
     clip_norm: float | None = None
     patience: int | None = None
     mixed: bool = False
+    metrics: tuple[str, ...] = ()
 
     @property
     def rounded_flags(self) -> tuple[str, ...]:

@@ -122,6 +122,9 @@ def reopen(
         if named != FROM_PYTHON and given is not None:
             used = named or plan.workload.optimizer.schedule
             raise UsageError(f"this run trained by --{name} {used}; leave out {name}= to resume it.")
+    if set(own.metrics) != set(plan.workload.metrics):
+        names = ", ".join(plan.workload.metrics) or "none"
+        raise UsageError(f"this run measures other metrics: {names}. Pass those: snugfit.resume(run, metrics=...).")
     Manifest.read(folder, run_cache_folder(request.machine.cache_dir, folder)).check_all(but=[METRICS_FILE])
     import_for(replace(request, strategy=replace(request.strategy, strategy=plan.choice.strategy)))
     resting = baseline(request.machine.threads)

@@ -74,12 +74,12 @@ def _shortened(assembly: Assembly, steps: int) -> Assembly:
     weights = ",".join(map(repr, assembly.workload.class_weights)) or None  # those of all training images
     training = replace(request.training, epochs=1, warmup_epochs=0.0, class_weights=weights)
     machine = replace(request.machine, out=None, profile_cache="off")
-    request = replace(request, data=data, training=training, machine=machine)
+    request, own = replace(request, data=data, training=training, machine=machine), replace(assembly.own, metrics={})
     if data.data != FROM_PYTHON:
-        return assemble(request, load_splits(request), assembly.module, assembly.own)
+        return assemble(request, load_splits(request), assembly.module, own)
     test = None if splits.test is None else _first(splits.test, _EVALUATED)
     splits = replace(splits, train=_first(splits.train, most), val=_first(splits.val, _EVALUATED), test=test)
-    return assemble(request, splits, assembly.module, assembly.own)
+    return assemble(request, splits, assembly.module, own)
 
 
 def _first(images: ImageSet, count: int) -> ImageSet:

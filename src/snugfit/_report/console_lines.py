@@ -9,7 +9,18 @@ from rich.text import Text
 
 from snugfit._core.record import Record
 from snugfit._quantities import format_bytes, format_seconds
-from snugfit._report.formatting import NONE, count, duration, kept_epoch, metric_of, percent, share, shorten, size
+from snugfit._report.formatting import (
+    NONE,
+    count,
+    duration,
+    kept_epoch,
+    metric_of,
+    metric_values,
+    percent,
+    share,
+    shorten,
+    size,
+)
 from snugfit._report.intervals import StepTime, step_time
 from snugfit._report.tables import against, make_table
 from snugfit._training.events import EpochDone, ExitMeasured, PhaseDone, RunStarted, StepDone, TensorsSelected
@@ -122,9 +133,10 @@ def _facts(record: Record) -> list[tuple[str, str]]:
     shown = {"validation": "val", "test": "test", "test top-5": "test_top5"}
     measured = {name: record.accuracy.get(key) for name, key in shown.items()}
     accuracy = [f"{name} {percent(value)}" for name, value in measured.items() if value is not None]
+    others = [(name, ", ".join(f"{split} {number}" for split, number in each)) for name, each in metric_values(record)]
     full, trained = record.parameters.get("full", 0), record.parameters.get("trained_model", 0)
     smaller = f" of {count(full)} ({full / trained:.1f} times smaller)" if 0 < trained < full else ""
-    facts = [(metric_of(record), ", ".join(accuracy) or NONE), ("parameters", count(trained) + smaller)]
+    facts = [(metric_of(record), ", ".join(accuracy) or NONE), *others, ("parameters", count(trained) + smaller)]
     if kept := kept_epoch(record):
         facts.insert(1, ("kept weights", f"those of {kept}; the {metric_of(record)} is theirs"))
     if record.exit:

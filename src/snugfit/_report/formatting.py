@@ -28,6 +28,15 @@ def share(value: float | None) -> str:
     return NONE if value is None else f"{value:.2f}"
 
 
+def metric_values(record: Record) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Metrics from Python by name, each with its split and its value as text."""
+    names = {"val": "validation"}
+    return [
+        (name, [(names.get(split, split), NONE if value is None else f"{value:.4g}") for split, value in each.items()])
+        for name, each in record.metrics.items()
+    ]
+
+
 def metric_of(record: Record) -> str:
     """Name of a run's metric: ``accuracy`` or ``mAP50``."""
     return "mAP50" if "map50" in record.accuracy else "accuracy"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from snugfit._core.record import PhaseRecord, Record
 from snugfit._quantities import format_bytes, format_seconds
 from snugfit._report import memory, picture_sections, results, selection
-from snugfit._report.formatting import NONE, duration, kept_epoch, metric_of, percent, share, size
+from snugfit._report.formatting import NONE, duration, kept_epoch, metric_of, metric_values, percent, share, size
 from snugfit._report.intervals import step_time
 from snugfit._report.markup import Macros, html, page
 from snugfit._report.metrics import MetricRow
@@ -46,7 +46,9 @@ def render(record: Record, rows: list[MetricRow], pictures: Pictures | None = No
     heading = f"{record.model} on {record.data}"
     title = f"{heading}, {record.strategy}"
     parts = Macros("run.html")
-    tiles = parts.tiles(record, metric_of(record), step_time(record.intervals), kept_epoch(record))
+    tiles = parts.tiles(
+        record, metric_of(record), step_time(record.intervals), kept_epoch(record), metric_values(record)
+    )
     return page(title, "snugfit run report", heading, sections, parts.lead(record, verdict(record)), tiles)
 
 

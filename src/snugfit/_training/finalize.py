@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from snugfit._core.record import IntervalRecord, Record
 from snugfit._core.serial import to_data
 from snugfit._core.workload import Workload
 from snugfit._training.events import Notice, RunDone
+from snugfit._training.own_metrics import Values, reset, values_of
 from snugfit._training.run import Run
 from snugfit._training.strategy import BatchSource, TrainingData
 from snugfit._training.task import Score, measure, task_of
@@ -22,13 +23,15 @@ from snugfit.memory import is_out_of_memory, release_memory
 class FinalEvaluation:
     """Accuracies in [0, 1] of the finished model; the confusion matrix is that of the test split, if there is one.
 
-    In detection they are mAP50, without top-5 accuracy and confusion matrix.
+    In detection they are mAP50, without top-5 accuracy and confusion matrix. ``metrics`` are those from Python, by name
+    and split.
     """
 
     val: float | None
     test: float | None
     test_top5: float | None
     confusion: list[list[int]]
+    metrics: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ def evaluate_model(
     """
     score = _score(forward, data.val, run, batch_size)
     val = score.value if len(data.val) else None
+    metrics = {"val": values_of(run.own.metrics) if len(data.val) else {}}
     if score.at_chance:
         mean, classes = score.mean_of_classes
         run.emit(
@@ -70,9 +74,16 @@ def evaluate_model(
             )
         )
     if data.test is None:
-        return FinalEvaluation(val, None, None, score.confusion)
+        return FinalEvaluation(val, None, None, score.confusion, _by_name(metrics))
     score = _score(forward, data.test, run, batch_size)
-    return FinalEvaluation(val, score.value, score.top5, score.confusion)
+    metrics["test"] = values_of(run.own.metrics)
+    return FinalEvaluation(val, score.value, score.top5, score.confusion, _by_name(metrics))
+
+
+def _by_name(metrics: dict[str, Values]) -> dict[str, Values]:
+    """Values by metric and split, of those by split and metric."""
+    names = dict.fromkeys(name for values in metrics.values() for name in values)
+    return {name: {split: values[name] for split, values in metrics.items() if name in values} for name in names}
 
 
 def _score(forward: Callable[[Tensor], Tensor], source: BatchSource, run: Run, size: int) -> Score:
@@ -81,7 +92,8 @@ def _score(forward: Callable[[Tensor], Tensor], source: BatchSource, run: Run, s
         try:
             with run.limit.allow_kernels():
                 batches = _metered(source.in_order(size), run)
-                return measure(task_of(run.workload), forward, batches, run.device)
+                reset(run.own.metrics)
+                return measure(task_of(run.workload), forward, batches, run.device, run.own.metrics)
         except (RuntimeError, MemoryError) as error:
             if size == 1 or not is_out_of_memory(error):
                 raise
@@ -147,6 +159,7 @@ def make_record(run: Run, data: TrainingData, outcome: Outcome) -> Record:
         overhead_seconds={"profiling": run.profile.seconds, **position.overheads},
         confusion=outcome.evaluation.confusion,
         class_names=data.class_names,
+        metrics=outcome.evaluation.metrics,
         workload=to_data(workload),
         hardware=to_data(run.hardware),
     )

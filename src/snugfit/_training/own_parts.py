@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
 from snugfit._core.workload import Workload
 from snugfit._training.losses import Loss, check_loss
+from snugfit._training.own_metrics import Metric, check_metrics
 from snugfit.errors import UsageError
 
 Schedule = Callable[[int, int], float]
@@ -24,14 +25,17 @@ class OwnParts:
     Attributes:
         loss: from logits and labels to the mean loss of a batch.
         schedule: from step and number of steps to the share of the peak learning rate.
+        metrics: measured on validation and test images in the end, by name.
     """
 
     loss: Loss | None = None
     schedule: Schedule | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def check(self, workload: Workload, device: torch.device) -> None:
         """Try them on a few values; raises UsageError."""
         check_loss(self.loss, workload, device)
+        check_metrics(self.metrics, workload)
         if self.schedule is not None:
             for step in range(_TRIED_STEPS):
                 factor_of(self.schedule, step, _TRIED_STEPS)

@@ -8,7 +8,7 @@ those of the network; targets are labels (B,) int64, probabilities (B, classes) 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from snugfit._core.workload import Workload
 from snugfit._training.losses import Loss, focal_loss
+from snugfit._training.own_metrics import Metric, update
 from snugfit.detection import MeanAveragePrecision, detections, yolov2_loss
 from snugfit.detection.precision import THRESHOLD
 from snugfit.memory.autocast import autocast
@@ -208,12 +209,21 @@ def needs_classes(workload: Workload) -> list[str]:
 
 @torch.no_grad()
 def measure(
-    task: Task, forward: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]], device: torch.device
+    task: Task,
+    forward: Callable[[Tensor], Tensor],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    device: torch.device,
+    metrics: Mapping[str, Metric] | None = None,
 ) -> Score:
-    """Score a network in evaluation mode, from images or activations (B, ...) to outputs, on batches with targets."""
+    """Score a network in evaluation mode, from images or activations (B, ...) to outputs, on batches with targets.
+
+    The metrics are given the same outputs and targets.
+    """
     evaluator = task.evaluator()
     for inputs, targets in batches:
-        evaluator.add(forward(inputs.to(device)).float().cpu(), targets)
+        outputs = forward(inputs.to(device)).float().cpu()
+        evaluator.add(outputs, targets)
+        update(metrics or {}, outputs, targets)
     return evaluator.score()
 
 
