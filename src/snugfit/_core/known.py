@@ -21,6 +21,15 @@ DATA_SETS = (
 )
 """A test compares these names with ``_data/catalog.py``, which imports torch."""
 FOLDER = "folder:PATH"
+IMAGENET = "imagenet"
+"""What ``--weights`` takes in place of a file: the weights that torchvision or timm offers for the model."""
+_TORCHVISION_NAMES = {
+    "resnet50": "resnet50",
+    "vgg16_imagenet": "vgg16",
+    "mobilenet_v2": "mobilenet_v2",
+    "vit_b_16": "vit_b_16",
+}
+"""Own models that have torchvision's names and shapes of weights."""
 MOST_SYNTHETIC = 10**7
 """Most images without data; each has a label in memory."""
 
@@ -32,6 +41,8 @@ def check_names(request: BaseRequest) -> None:
     check_foreign_options(request)
     check_strategies(request)
     check_model(request.model.model)
+    if request.model.weights == IMAGENET:
+        weights_source(request.model.model)
     if request.training.loss == FROM_PYTHON:
         raise UsageError("--loss python is a function of your own; pass it from Python: snugfit.plan(..., loss=...).")
     if request.training.schedule == FROM_PYTHON:
@@ -119,6 +130,31 @@ def check_model(name: str) -> None:
     """Check a model's name; names with a colon, or possibly of torchvision, are checked on import."""
     if name not in (*MODELS.names(), FROM_PYTHON) and ":" not in name and not _torchvision_defines(name):
         raise unknown_model(name, MODELS.names())
+
+
+def weights_source(model: str) -> tuple[str, str]:
+    """The installed package that offers ImageNet weights of a model, and the model's name there.
+
+    Raises:
+        UsageError: there is none for this model, or it is not installed.
+    """
+    kind, _, name = model.partition(":")
+    own = _TORCHVISION_NAMES.get(model)
+    if kind in ("timm", "torchvision") and name:
+        package = kind
+    elif own or (model not in MODELS.names() and ":" not in model and _torchvision_defines(model)):
+        package, name = "torchvision", own or model
+    else:
+        raise UsageError(
+            f"--weights {IMAGENET} is for {', '.join(_TORCHVISION_NAMES)}, torchvision:NAME and timm:NAME, not for "
+            f"{model}; give a file of weights (.safetensors or .pth)."
+        )
+    if find_spec(package) is None:
+        raise UsageError(
+            f"--weights {IMAGENET} of {model} are downloaded by {package}, which is not installed: pip install "
+            '"snugfit[vision]", or give a file of weights (.safetensors or .pth).'
+        )
+    return package, name
 
 
 def unknown_model(name: str, known: Iterable[str]) -> UnknownNameError:

@@ -52,12 +52,13 @@ class ModelOptions(Checked):
 
     Attributes:
         model: a name (``vgg16``), ``torchvision:NAME``, ``timm:NAME`` or your own ``module:function``.
-        weights: safetensors (or weights-only ``.pth``) file to start from.
+        weights: safetensors (or weights-only ``.pth``) file to start from; or imagenet: the weights that torchvision or
+            timm, if installed, offers for the model.
         image_size: side of the square input in pixels; the data set's own by default.
     """
 
     model: Annotated[str, Common("NAME", "network: vgg16, resnet18, timm:NAME or module:function")] = "vgg16"
-    weights: Annotated[str | None, Common("FILE", "pre-trained weights to start from")] = None
+    weights: Annotated[str | None, Common("FILE", "pre-trained weights to start from, or imagenet")] = None
     image_size: Pixels | None = None
 
 

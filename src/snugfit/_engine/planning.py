@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from snugfit._core.explanation import command_of
+from snugfit._core.known import IMAGENET
 from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
 from snugfit._core.request import Request
@@ -21,10 +22,10 @@ from snugfit._engine.process import baseline, choose_device, describe_hardware
 from snugfit._engine.run_memory import budget_warning, measurable_bytes, memory_at_rest, settled_budget
 from snugfit._planner import MeasurementContext, PlanningInput, StrategySelection, search
 from snugfit._training.events import Event, Notice, ProbeMeasured, Subscriber
-from snugfit._training.initial_weights import check_weights
+from snugfit._training.initial_weights import check_weights, weights_note
 from snugfit._training.own_parts import OwnParts
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
-from snugfit.memory.process import late_bytes
+from snugfit.memory.process import late_bytes, library_import
 from snugfit.profiling import META_PASS_BYTES
 
 
@@ -56,6 +57,12 @@ def make_plan(
         measures: whether strategies measure and propose; if not, the profile holds statistics of the units alone.
         own: functions passed from Python.
     """
+    if request.model.weights == IMAGENET:
+        with library_import():
+            from snugfit._models.pretrained import pretrained_file
+
+            path = pretrained_file(request.model.model)
+        request = replace(request, model=replace(request.model, weights=str(path)))
     plan = partial(_planned, request, splits, module, subscribers, measures, own or OwnParts())
     planned = plan()
     memory = planned.plan.memory if request.budget.total_memory is not None else None
@@ -74,6 +81,8 @@ def _notes(assembly: Assembly, *, measures: bool) -> Iterator[str]:
     if measures and workload.task == "classify" and assembly.request.data.input_shape is None:
         weighted = bool(workload.class_weights) or workload.loss != "cross-entropy"
         yield from class_notes(splits.train.labels, splits.class_names, weighted=weighted)
+    if assembly.request.model.weights is not None:
+        yield weights_note(Path(assembly.request.model.weights), assembly.chain)
     if assembly.chain.undivided:
         yield f"the network is trained as a whole, since it cannot be divided into units: {assembly.chain.undivided}"
 

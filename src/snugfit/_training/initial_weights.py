@@ -14,6 +14,8 @@ from snugfit.errors import CheckpointError
 
 State = Mapping[str, torch.Tensor]
 Shapes = dict[str, tuple[int, ...]]
+_COUNTS = "num_batches_tracked"
+_MOST_NAMES = 6
 
 
 def load_initial_weights(path: Path, chain: Chain, store: UnitStore) -> None:
@@ -43,6 +45,19 @@ def check_weights(path: Path, chain: Chain) -> None:
     _fitting(path, chain, read_weights(path, device="meta"))
 
 
+def weights_note(path: Path, chain: Chain) -> str:
+    """How many of a network's tensors a file holds, and which it lacks; counts of batches are left out.
+
+    Raises CheckpointError as :func:`check_weights`.
+    """
+    taken = _fitting(path, chain, read_weights(path, device="meta"))
+    names = [name for unit in chain.all_units for name in distinct_state(unit.module) if not name.endswith(_COUNTS)]
+    fresh = [name for name in names if name not in taken]
+    more = f" and {len(fresh) - _MOST_NAMES} more" if len(fresh) > _MOST_NAMES else ""
+    begins = f"; initialised anew: {', '.join(fresh[:_MOST_NAMES])}{more}" if fresh else ""
+    return f"{path}: {len(names) - len(fresh)} of {len(names)} tensors loaded{begins}"
+
+
 def _fitting(path: Path, chain: Chain, file: State) -> dict[str, torch.Tensor]:
     """The file's weights that fit the chain, in their shapes."""
     wanted = {name: shape for unit in chain.all_units for name, shape in _shapes(distinct_state(unit.module)).items()}
@@ -64,7 +79,7 @@ def _views(state: State) -> Iterator[State]:
 
 def _check_fits(path: Path, chain: Chain, wanted: Shapes, state: State, taken: State) -> None:
     fresh = _may_stay_fresh(chain, state)
-    missing = [name for name in wanted if not (name in taken or name in fresh or name.endswith("num_batches_tracked"))]
+    missing = [name for name in wanted if not (name in taken or name in fresh or name.endswith(_COUNTS))]
     if missing:
         raise CheckpointError(_why(path, chain, state, missing))
     if not taken:
