@@ -134,8 +134,14 @@ def test_python_of_tiles(tmp_path):
     assert "tiled" in run(code_blocks(ROOT / "docs/methods/tiled.md", "python")[0], tmp_path)
 
 
-def test_python_of_an_own_loss(tmp_path):
-    run(code_blocks(ROOT / "docs/methods/backprop.md", "python")[0] + "\nassert plan.plan.choice is not None", tmp_path)
+def test_python_of_own_losses_schedules_and_metrics(tmp_path):
+    blocks = code_blocks(ROOT / "docs/methods/backprop.md", "python")
+    run("".join(f"{block}\nassert plan.plan.choice is not None\n" for block in blocks), tmp_path)
+
+
+def test_python_of_own_data(tmp_path):
+    (block,) = code_blocks(ROOT / "docs/data_and_models.md", "python")
+    run(f"{block}\nassert plan.plan.workload.input_shape == (3, 24, 40) and plan.plan.choice is not None", tmp_path)
 
 
 def test_python_of_an_estimate(tmp_path):
@@ -147,7 +153,7 @@ def test_no_page_is_left_out():
     """The code of docs/adding_a_strategy.md is run by test_plugins.py."""
     elsewhere = {
         *("adding_a_strategy", "detection", "howto/finished_runs", "methods/backprop", "methods/tiled"),
-        *("own_training_loop", "profiling"),
+        *("own_training_loop", "profiling", "data_and_models"),
     }
     found = {name(page) for page in PAGES if code_blocks(page, "python")}
     assert found == {*TRAINING, *(f"docs/{page}.md" for page in elsewhere)}
