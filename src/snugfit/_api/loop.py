@@ -255,7 +255,7 @@ def fit(
     chosen = from_keywords(LoopOptions, {"memory": memory, **options})
     request = chosen.request()
     _require_example(example)
-    device = _device(model)
+    device = module_device(model)
     resting = baseline()
     meter = make_meter(resting, device)  # its thread begins before memory is limited
     with MemoryLimit(int(parse_bytes(chosen.memory)), resting, device) as limit:
@@ -294,7 +294,8 @@ def _workload(network: LoopNetwork, shape: tuple[int, int, int], batch_size: int
     )
 
 
-def _device(model: nn.Module) -> torch.device:
+def module_device(model: nn.Module) -> torch.device:
+    """The device of a module's parameters; raises ModelError if it has none."""
     first = next(model.parameters(), None)
     if first is None:
         raise ModelError(f"{type(model).__name__} has no parameters: there is nothing to train.")

@@ -105,7 +105,7 @@ class TrialSteps:
         parameters = list(self.network.model.parameters())
         chain = copy.deepcopy(self.network.chain, {id(each): each for each in parameters})
         self._handles = [
-            each.register_post_accumulate_grad_hook(_set_to_zero) for each in parameters if each.requires_grad
+            each.register_post_accumulate_grad_hook(set_to_zero) for each in parameters if each.requires_grad
         ]
         made = LoopTrainer(self.network, chain, schedule, holds=holds)
         made.optimizers.set_lr_factor(0.0)
@@ -122,7 +122,7 @@ class TrialSteps:
             parameter.grad = None
 
 
-def _set_to_zero(parameter: Tensor) -> None:
+def set_to_zero(parameter: Tensor) -> None:
     """Replace the gradient of a parameter of any shape: times a rate of zero, an infinite one would be NaN."""
     if parameter.grad is not None:
         parameter.grad.zero_()

@@ -1,0 +1,224 @@
+"""Plan the training loop of another library, by measured steps: images in memory at once, and recomputation."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from snugfit._core.machine_memory import machine_memory, private_bytes
+from snugfit._core.profile import ProbeLine, Profile
+from snugfit._engine.loop_plan import LOADED_BATCHES, LoopPlan
+from snugfit._engine.loop_trainer import set_to_zero
+from snugfit._planner import MeasurementContext
+from snugfit._quantities import format_bytes
+from snugfit._training.dry_run import SPARE_BYTES
+from snugfit.errors import BudgetExceededError, InfeasibleBudgetError
+from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
+from snugfit.profiling import Probe
+from snugfit.strategies.memory_estimates import DRIFT_BYTES, MB, RESERVED_BYTES, require_images, with_safety
+from snugfit.strategies.micro_batch import divisors
+
+KEEPING = ""
+"""The schedule that recomputes nothing."""
+
+
+class Recomputation(Protocol):
+    """How a library's forward pass computes feature maps again."""
+
+    @property
+    def schedules(self) -> Sequence[str]:
+        """Those to consider, next to :data:`KEEPING`, as a record shows them."""
+
+    def use(self, schedule: str) -> None:
+        """Change the forward pass from now on."""
+
+
+@dataclass(frozen=True)
+class LibraryStep:
+    """A training step of a library's loop.
+
+    Attributes:
+        module: what it trains.
+        optimizers: the library's own.
+        passes: forward and backward pass over so many images of an example batch; gradients add up.
+        recomputation: how its forward pass can recompute.
+        held_bytes: of the example batch.
+    """
+
+    module: nn.Module
+    optimizers: Sequence[torch.optim.Optimizer]
+    passes: Callable[[int], object]
+    recomputation: Recomputation
+    held_bytes: int
+
+    def trial(self, schedule: str) -> Callable[[int], None]:
+        """A step with two micro-batches of a size, by optimizers of its own, with a learning rate of zero."""
+        self.recomputation.use(schedule)
+        twins = [_twin(each) for each in self.optimizers]
+
+        def step(images: int) -> None:
+            try:
+                for _ in range(2):
+                    self.passes(images)
+                for twin in twins:
+                    twin.step()
+            finally:
+                self.module.zero_grad()
+
+        return step
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Trials inside change neither weights, nor buffers, nor random numbers, and leave no gradients.
+
+        Gradients are set to zero before they are applied: times a rate of zero, an infinite one would be NaN.
+        """
+        buffers = {each: each.clone() for each in self.module.buffers()}
+        trained = [each for each in self.module.parameters() if each.requires_grad]
+        handles = [each.register_post_accumulate_grad_hook(set_to_zero) for each in trained]
+        try:
+            with torch.random.fork_rng(devices=sorted({each.device for each in trained if each.is_cuda}, key=str)):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.module.zero_grad()
+            self.recomputation.use(KEEPING)
+            for buffer, value in buffers.items():
+                buffer.copy_(value)
+
+
+def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """An optimizer of the same parameters and settings, with a learning rate of zero and a state of its own."""
+    twin = copy.copy(optimizer)
+    twin.state = defaultdict(dict)
+    twin.param_groups = [{**group, "lr": 0.0} for group in optimizer.param_groups]
+    return twin
+
+
+class StepPlanner:
+    """Measures a library's step within a limit that is in force.
+
+    A batch is divided into equal micro-batches, because libraries weight all of them alike.
+    """
+
+    def __init__(self, step: LibraryStep, batch_size: int, limit: MemoryLimit, meter: PeakMeter) -> None:
+        self.step, self.batch_size, self.limit, self.meter = step, batch_size, limit, meter
+        self.budget_bytes = limit.budget_bytes or 0
+
+    def plan(self) -> LoopPlan:
+        """Choose the fastest way that fits, and try it.
+
+        Raises:
+            InfeasibleBudgetError: no micro-batch fits the budget, even with recomputation.
+            BudgetExceededError: it was predicted to fit, and is refused memory.
+        """
+        with self.step.unchanged():
+            profile = self._measured()
+            found = sorted(self._fitting(profile))
+            if not found:
+                raise self._infeasible()
+            _, parts, schedule = found[0]
+            return self._tried(profile, parts, schedule)
+
+    def _measured(self) -> Profile:
+        probes = [self._probe(each) for each in (KEEPING, *self.step.recomputation.schedules)]
+        return MeasurementContext(self.meter, self.limit, lambda *_: None).profile(probes)
+
+    def _probe(self, schedule: str) -> Probe:
+        def needed(tried: Mapping[str, ProbeLine | None], available: float) -> bool:
+            plain = tried.get(KEEPING)
+            return schedule == KEEPING or plain is None or plain.bytes_at(self.batch_size) > available - RESERVED_BYTES
+
+        return Probe(
+            schedule,
+            lambda: self.step.trial(schedule),
+            self._floor,
+            self.batch_size,
+            sizes=divisors(self.batch_size),
+            network="loop",
+            needed=needed,
+        )
+
+    def _floor(self, images: int) -> int:
+        """Not known without running the step; but how many images batch norms need is."""
+        require_images(images, self.batch_size, self.step.module)
+        return 0
+
+    def _fitting(self, profile: Profile) -> Iterator[tuple[float, int, str]]:
+        """Seconds of a batch, micro-batches and schedule, for the largest micro-batch of each schedule that fits."""
+        for schedule, line in profile.lines.items():
+            for size in reversed(self._sizes(line)):
+                if self._predicted(profile, line, size) + RESERVED_BYTES <= self.budget_bytes:
+                    parts = self.batch_size // size
+                    yield parts * line.seconds_at(size), parts, schedule
+                    break
+
+    def _sizes(self, line: ProbeLine) -> list[int]:
+        return [size for size in divisors(self.batch_size) if size >= line.smallest_batch]
+
+    def _predicted(self, profile: Profile, line: ProbeLine, size: int) -> int:
+        """Peak of a step, or of loading the next batch; the last batch of an epoch may have two sizes of its own."""
+        step = line.bytes_at(size) + 2 * line.shape_bytes
+        return with_safety(profile.base_bytes, max(step, LOADED_BATCHES * self.step.held_bytes))
+
+    def _tried(self, profile: Profile, parts: int, schedule: str) -> LoopPlan:
+        """The plan of the largest micro-batch whose step is not refused memory, which also generates its kernels."""
+        line = profile.lines[schedule]
+        predicted = self._predicted(profile, line, self.batch_size // parts)
+        for size in reversed([size for size in self._sizes(line) if size <= self.batch_size // parts]):
+            release_memory()
+            if self._runs(schedule, size):
+                return LoopPlan(size, self.batch_size // size, self.batch_size, schedule, predicted)
+        raise BudgetExceededError(
+            f"{self._name} needs more than memory={format_bytes(self.budget_bytes)} at every micro-batch, although it "
+            "was predicted to fit. Use a larger memory=."
+        )
+
+    def _runs(self, schedule: str, size: int) -> bool:
+        try:
+            with self.limit.reserve(SPARE_BYTES), self.limit.allow_kernels():
+                self.step.trial(schedule)(size)
+        except (RuntimeError, MemoryError, SystemError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
+        return True
+
+    def _infeasible(self) -> InfeasibleBudgetError:
+        smallest = self._smallest_bytes()
+        return InfeasibleBudgetError(
+            f"a step of {self._name} does not fit memory={format_bytes(self.budget_bytes)}, whatever the micro-batch."
+            + ("" if smallest else " Neither does it fit the memory that this machine has left."),
+            closest="the smallest micro-batch",
+            lacking_bytes=max(smallest - self.budget_bytes, 0),
+            smallest_bytes=smallest,
+        )
+
+    def _smallest_bytes(self) -> int:
+        """Smallest budget that holds a step; 0 if the machine has less memory left.
+
+        It is measured, because a step of any library cannot be computed without running it: under a limit that doubles
+        until the smallest micro-batch fits.
+        """
+        budget, most = self.budget_bytes, machine_memory(private_bytes()).free_bytes
+        while (budget := 2 * budget) < most:
+            release_memory()
+            with MemoryLimit(budget, self.limit.baseline, self.limit.device) as limit:
+                wider = StepPlanner(self.step, self.batch_size, limit, self.meter)
+                profile = wider._measured()
+                needed = [wider._predicted(profile, line, wider._sizes(line)[0]) for line in profile.lines.values()]
+            if needed:
+                return max(-(-(min(needed) + RESERVED_BYTES + DRIFT_BYTES) // MB) * MB, self.budget_bytes + MB)
+        return 0
+
+    @property
+    def _name(self) -> str:
+        return type(self.step.module).__name__

@@ -1,0 +1,99 @@
+"""Batches of a PyTorch loader: one as an example, parts of it, and a loader of micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.data import DataLoader
+
+from snugfit._core.parts import part_sizes
+from snugfit.errors import UsageError
+
+
+def batch_size_of(loader: DataLoader[Any]) -> int:
+    """Images of a whole batch.
+
+    Raises:
+        UsageError: the loader's batches have no size that is known before they are made.
+    """
+    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    if not isinstance(size, int) or not hasattr(loader.dataset, "__getitem__"):
+        raise UsageError("a memory budget needs a DataLoader with a batch_size, of a Dataset with indices.")
+    return size
+
+
+def example_of(loader: DataLoader[Any], count: int, device: torch.device) -> Any:
+    """A batch (count, ...) on a device, of the first items, which repeat if there are fewer; nothing is drawn."""
+    with torch.random.fork_rng(devices=[]):
+        items = [loader.dataset[index % len(loader.dataset)] for index in range(count)]  # type: ignore[arg-type]
+        return tree_map_only(Tensor, lambda tensor: tensor.to(device), loader.collate_fn(items))
+
+
+def first_tensor(batch: Any) -> Tensor:
+    """The first tensor (B, ...) of a batch, such as its images.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for each in tree_leaves(batch):
+        if isinstance(each, Tensor) and each.dim():
+            return each
+    raise UsageError("a memory budget needs batches of tensors (B, ...); the loader's have none.")
+
+
+def images_of(batch: Any) -> int:
+    """Number of images of a batch: the first dimension of its first tensor, of any shape."""
+    return len(first_tensor(batch))
+
+
+def bytes_of(batch: Any) -> int:
+    """Bytes of all tensors of a batch, of any shapes."""
+    return sum(each.nbytes for each in tree_leaves(batch) if isinstance(each, Tensor))
+
+
+def first_of(batch: Any, count: int) -> Any:
+    """The first images of a batch: views (count, ...) of those tensors that have one row per image."""
+    images = images_of(batch)
+    return tree_map_only(Tensor, lambda each: each[:count] if each.dim() and len(each) == images else each, batch)
+
+
+class DividedBatches:
+    """The batches of a batch sampler, each in equal parts; the images and their order stay the same.
+
+    Libraries weight all parts alike, so a last, smaller batch has as many parts as the others, if it has the images:
+    of sizes that differ by at most one.
+    """
+
+    def __init__(self, batches: Any, batch_size: int) -> None:
+        self.batches, self.whole, self.parts = batches, batch_size, 1
+        self.drop_last = getattr(batches, "drop_last", False)
+
+    @property
+    def batch_size(self) -> int:
+        """Images of a part."""
+        return self.whole // self.parts
+
+    def __len__(self) -> int:
+        sampler = getattr(self.batches, "sampler", None)
+        left = len(sampler) % self.whole if sampler is not None and not self.drop_last else 0
+        return (len(self.batches) - bool(left)) * self.parts + min(left, self.parts)
+
+    def __iter__(self) -> Iterator[Sequence[int]]:
+        for batch in self.batches:
+            indices = list(batch)
+            sizes = part_sizes(len(indices), min(self.parts, len(indices)))
+            for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
+                yield indices[start : start + size]
+
+
+def divided(loader: DataLoader[Any]) -> tuple[DataLoader[Any], DividedBatches]:
+    """A loader like this one, and its batches, which are whole until ``parts`` is set."""
+    batches = DividedBatches(loader.batch_sampler, batch_size_of(loader))
+    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+    kept = {name: getattr(loader, name) for name in (*names, "generator", "prefetch_factor", "persistent_workers")}
+    return DataLoader(loader.dataset, batch_sampler=batches, **kept), batches  # type: ignore[arg-type]

@@ -1,0 +1,144 @@
+"""A memory budget for Lightning: a callback that plans, enforces and reports.
+
+It divides the batches of a loader, and sets ``accumulate_grad_batches`` accordingly; Lightning's loop stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader
+
+from snugfit._engine.step_plan import LibraryStep
+from snugfit.errors import UsageError, is_out_of_memory
+from snugfit.integrations._batches import bytes_of, divided, example_of, first_of, first_tensor, images_of
+from snugfit.integrations._budget import LoopBudget, require
+from snugfit.integrations._recomputation import recomputation_of
+
+pl: Any = require("lightning.pytorch", "lightning")
+torchmetrics: Any = require("torchmetrics", "lightning")
+
+__all__ = ["MemoryBudget"]
+
+COUNTING = ("accumulate_grad_batches", "limit_train_batches", "val_check_interval")
+"""Settings of a trainer that count batches, if they are whole numbers; micro-batches while it fits."""
+
+
+class MemoryBudget(pl.Callback):
+    """A callback that fits a training into a memory budget: ``Trainer(callbacks=[budget])``.
+
+    When fitting starts, it measures training steps of the module with its own optimizers, which change nothing. Then it
+    chooses into how many equal micro-batches each batch is divided, and which units of ``network`` are computed again
+    in the backward pass. The system enforces the budget until fitting ends, and a line reports what was predicted,
+    allowed and measured. The gradients are those of the whole batch, if the loss is a mean over images and no batch
+    norm sees micro-batches. A last batch of fewer images than there are micro-batches counts less.
+
+    Only one device, and automatic optimization, are supported. Batches of validation are not planned: pass its loader
+    through :meth:`loader`, too, and none is larger than a micro-batch.
+
+    Args:
+        memory: the budget, like ``"300MB"``.
+        network: a part of the module that maps images (B, ...) to one tensor, to recompute; without one, nothing is
+            recomputed.
+
+    Attributes:
+        budget: what is enforced and measured; ``budget.record`` holds the figures.
+    """
+
+    def __init__(self, memory: str | int, network: nn.Module | None = None) -> None:
+        super().__init__()
+        self.budget = LoopBudget(memory)
+        self._network = network
+        self._loaders: list[tuple[DataLoader[Any], Any]] = []
+        self._recomputation: Any = None
+        self._before: dict[str, int] = {}
+
+    def loader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """The loader to pass to Lightning instead: its batches (B, ...) are divided; the first one is for training."""
+        made, batches = divided(loader)
+        self._loaders.append((loader, batches))
+        return made
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Plan, set Lightning's accumulation, and enforce the budget."""
+        self._require_supported(trainer, pl_module)
+        loader, batches = self._loaders[0]
+        plan = self.budget.plan(pl_module, lambda: self._step(trainer, pl_module, loader), batches.whole)
+        for _, each in self._loaders:
+            each.parts = -(-each.whole // plan.micro_batch)
+        self._before = {name: getattr(trainer, name) for name in COUNTING if isinstance(getattr(trainer, name), int)}
+        for name, count in self._before.items():
+            setattr(trainer, name, count * plan.micro_batches)
+        self._recomputation.use(plan.recomputation)
+        self._first_step = trainer.global_step
+        self.budget.start()
+
+    def _require_supported(self, trainer: Any, module: Any) -> None:
+        if not self._loaders:
+            raise UsageError("MemoryBudget has no loader: pass trainer.fit the result of its loader(...) method.")
+        if not module.automatic_optimization or trainer.world_size > 1:
+            raise UsageError("MemoryBudget plans automatic optimization on one device; use snugfit.fit for a loop.")
+
+    def _step(self, trainer: Any, module: Any, loader: DataLoader[Any]) -> LibraryStep:
+        batch = example_of(loader, self._loaders[0][1].whole, module.device)
+        self._recomputation = recomputation_of(self._network, first_tensor(batch))
+
+        def passes(images: int) -> None:
+            with _logging_nothing(module):
+                found = trainer.strategy.training_step(first_of(batch, images), 0)
+                (found["loss"] if isinstance(found, dict) else found).backward()
+
+        return LibraryStep(module, trainer.optimizers, passes, self._recomputation, bytes_of(batch))
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Let the limit follow the memory that is mapped."""
+        self.budget.begin(images_of(batch))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Read the peak, of a batch (B, ...)."""
+        self.budget.end()
+        self.budget.steps = trainer.global_step - self._first_step
+
+    def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
+        """The same for validation."""
+        self.budget.begin(images_of(batch))
+
+    def on_validation_batch_end(self, *_: Any) -> None:
+        """The same for validation."""
+        self.budget.end()
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Lift the limit, and report."""
+        self._close(trainer)
+        print(self.budget.record)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Lift the limit; Lightning raises the error, with a note if memory was refused."""
+        self._close(trainer)
+        if is_out_of_memory(exception) and hasattr(exception, "add_note"):
+            exception.add_note(self.budget.refused)
+
+    def _close(self, trainer: Any) -> None:
+        self.budget.close()
+        for name, count in self._before.items():
+            setattr(trainer, name, count)
+        for _, batches in self._loaders:
+            batches.parts = 1
+        if self._recomputation is not None:
+            self._recomputation.use("")
+
+
+@contextmanager
+def _logging_nothing(module: Any) -> Iterator[None]:
+    """A module's ``log`` is not for trials, and metrics forget them."""
+    module.log = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        del module.log
+        for each in module.modules():
+            if isinstance(each, torchmetrics.Metric):
+                each.reset()

@@ -1,0 +1,197 @@
+"""Plans of other libraries' loops: trials that change nothing, equal micro-batches, and budgets that hold."""
+
+import copy
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from snugfit._engine.step_plan import LibraryStep
+from snugfit.integrations._recomputation import ForwardRecomputation, NoRecomputation
+
+
+def small():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Dropout(), nn.Flatten(), nn.Linear(256, 5))
+
+
+def step_of(model, optimizer, recomputation=None, scale=1.0):
+    images, targets = torch.randn(4, 1, 8, 8) * scale, torch.randint(5, (4,))
+
+    def passes(count):
+        F.cross_entropy(model(images[:count]), targets[:count]).backward()
+
+    return LibraryStep(model, [optimizer], passes, recomputation or NoRecomputation(), images.nbytes)
+
+
+@pytest.mark.parametrize("scale", [1.0, float("inf")])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop])
+def test_trials_change_nothing(kind, scale):
+    model = small()
+    optimizer = kind(model.parameters(), lr=0.1, weight_decay=0.1)
+    before, drawn = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    step = step_of(model, optimizer, scale=scale)
+    drawn = torch.get_rng_state()
+    with step.unchanged():
+        step.trial("")(4)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert not optimizer.state and optimizer.param_groups[0]["lr"] == 0.1
+    assert all(parameter.grad is None for parameter in model.parameters())
+    step.passes(4)
+    assert any(parameter.grad.abs().sum() != 0 for parameter in model.parameters()), "no hook is left"
+
+
+def test_a_trial_takes_the_memory_of_state_and_gradients():
+    """The optimizer's state exists while the next passes run; both are gone when the trial is."""
+    model = small()
+    seen = []
+
+    class Watched(torch.optim.AdamW):
+        def step(self, closure=None):
+            seen.append((len(self.state), sum(p.grad is not None for p in model.parameters())))
+            return super().step(closure)
+
+    step = step_of(model, Watched(model.parameters()))
+    with step.unchanged():
+        trial = step.trial("")
+        trial(2)
+        trial(2)
+    count = len(list(model.parameters()))
+    assert seen == [(0, count), (count, count)]
+
+
+def test_recomputation_gives_the_same_gradients_and_is_undone():
+    model = small().double().train()
+    plain = copy.deepcopy(model)
+    images = torch.randn(4, 1, 8, 8, dtype=torch.float64)
+    recomputation = ForwardRecomputation(model, images)
+    assert recomputation.schedules
+    for schedule in recomputation.schedules:
+        for network in (model, plain):
+            network.zero_grad()
+        recomputation.use(schedule)
+        torch.manual_seed(3)
+        model(images).square().sum().backward()
+        torch.manual_seed(3)
+        plain(images).square().sum().backward()
+        for parameter, expected in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, expected.grad, rtol=0, atol=1e-10)
+        torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=1e-12)
+    recomputation.use("")
+    assert "forward" not in vars(model)
+
+
+def test_dropouts_follow_the_mode_of_the_network():
+    class Dropping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3)
+
+        def forward(self, images):
+            return F.dropout(self.last(F.relu(self.first(images))), 0.5, self.training)
+
+    model, images = Dropping(), torch.randn(2, 1, 8, 8)
+    recomputation = ForwardRecomputation(model, images)
+    for schedule in recomputation.schedules:
+        recomputation.use(schedule)
+        assert (model.train()(images) == 0).any()
+        assert not (model.eval()(images) == 0).any()
+
+
+def test_a_forward_pass_that_a_library_replaced_comes_back():
+    model = small()
+    replaced = model.forward
+    model.forward = replaced
+    recomputation = ForwardRecomputation(model, torch.randn(2, 1, 8, 8))
+    recomputation.use(recomputation.schedules[-1])
+    assert model.forward is not replaced
+    recomputation.use("")
+    assert model.forward is replaced
+
+
+def planned(memory, images=32, side=32, norms=False):
+    """Plan a step of a network within a budget and take steps so; the record, and whether all micro-batches fit."""
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    from snugfit._engine.step_plan import LibraryStep
+    from snugfit.integrations._budget import LoopBudget
+    from snugfit.integrations._recomputation import ForwardRecomputation
+
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()]
+    for _ in range(4):
+        layers += [nn.Conv2d(16, 16, 3, padding=1), *([nn.BatchNorm2d(16)] if norms else []), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 10))
+    optimizer = torch.optim.AdamW(model.parameters())
+    example = torch.randn(images, 3, side, side), torch.randint(10, (images,))
+
+    def passes(count):
+        F.cross_entropy(model(example[0][:count]), example[1][:count]).backward()
+
+    budget, recomputation = LoopBudget(memory), []
+
+    def make():
+        recomputation.append(ForwardRecomputation(model, example[0]))
+        return LibraryStep(model, [optimizer], passes, recomputation[0], example[0].nbytes)
+
+    plan = budget.plan(model, make, images)
+    recomputation[0].use(plan.recomputation)
+    budget.start()
+    for _ in range(3):
+        for _ in range(plan.micro_batches):
+            budget.begin(plan.micro_batch)
+            passes(plan.micro_batch)
+            budget.end()
+        optimizer.step()
+        model.zero_grad()
+        budget.steps += 1
+    budget.close()
+    return vars(budget.record)
+
+
+def budgets():
+    import snugfit
+
+    snugfit.prepare_process(1)
+    return [planned("300MB"), planned("30MB"), planned("45MB", images=2, side=192, norms=True)]
+
+
+def smallest():
+    """The record of the smallest budget that an error names, what was too little, and whether limits are restored."""
+    import resource
+
+    import snugfit
+    from snugfit.errors import InfeasibleBudgetError
+
+    snugfit.prepare_process(1)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    try:
+        planned("7MB")
+    except InfeasibleBudgetError as error:
+        restored = resource.getrlimit(resource.RLIMIT_DATA) == before
+        return {"message": str(error), "restored": restored, "record": planned(error.smallest_bytes)}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")
+def test_measured_is_at_most_predicted_which_is_at_most_the_budget(fresh_process):
+    whole, parts, recomputed = fresh_process(budgets, helpers=(planned,))["budgets"]
+    for record in (whole, parts, recomputed):
+        assert record["enforced"] and record["steps"] == 3
+        assert 0 < record["measured_bytes"] <= record["predicted_bytes"] <= record["budget_bytes"], record
+    assert whole["micro_batches"] == 1 and not whole["recomputation"]
+    assert parts["micro_batches"] > 1 and parts["micro_batches"] * parts["micro_batch"] == 32
+    assert recomputed["recomputation"], "batch norms need both images, which do not fit without recomputation"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")
+def test_the_smallest_budget_of_the_error_is_enough(fresh_process):
+    found = fresh_process(smallest, helpers=(planned,))["smallest"]
+    assert "does not fit memory=7.0 MB" in found["message"] and "Smallest budget that would do" in found["message"]
+    record = found["record"]
+    assert found["restored"] and record["measured_bytes"] <= record["predicted_bytes"] <= record["budget_bytes"]
