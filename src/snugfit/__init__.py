@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
     from snugfit._api import *  # noqa: F403
 
-PUBLIC = ("detection", "errors", "lean", "local", "memory", "profiling", "selection", "strategies", "surgery", "tiling")
+PUBLIC = (
+    *("detection", "errors", "integrations", "lean", "local", "memory", "profiling", "selection", "strategies"),
+    *("surgery", "tiling"),
+)
 """The public packages, next to this one."""
 
 

@@ -40,6 +40,20 @@ def test_own_loop_with_budget(tmp_path):
     assert int(re.search(r"images at once: (\d+) of 64", printed)[1]) < 64
 
 
+def test_timm_style_loop_with_budget(tmp_path):
+    printed = run_example("timm_style_loop_with_budget", tmp_path)
+    assert "within the budget: True" in printed
+    assert int(re.search(r"images at once: (\d+) of 64", printed)[1]) < 64
+
+
+@pytest.mark.parametrize("example", ["lightning_with_budget", "huggingface_with_budget"])
+def test_loops_of_other_libraries(example, tmp_path):
+    pytest.importorskip({"lightning_with_budget": "lightning", "huggingface_with_budget": "transformers"}[example])
+    printed = run_example(example, tmp_path)
+    assert "within the budget: True" in printed and "; steps: 6" in printed
+    assert int(re.search(r"images at once: (\d+) of 64", printed)[1]) < 64
+
+
 def test_own_loop_with_memory(tmp_path):
     printed = run_example("own_loop_with_memory", tmp_path)
     refused = re.findall(r"^(\d+) images at once are refused$", printed, re.MULTILINE)
@@ -90,6 +104,7 @@ def test_own_loop_with_tiling(tmp_path):
 
 def test_every_example_is_run_and_short():
     tested = {name.removeprefix("test_") for name in globals()}
+    tested |= {"lightning_with_budget", "huggingface_with_budget"}
     for example in (ROOT / "examples").glob("*.py"):
         assert example.stem in tested
         assert len(example.read_text().splitlines()) <= 80

@@ -27,7 +27,8 @@ def extras(given: str) -> list[str]:
 
 def test_lines_are_found_and_read():
     told = [given for path in SOURCES for given in installs(path)]
-    assert len(told) >= 5 and {extra for given in told for extra in extras(given)} == {"demo", "export", "vision"}
+    named = {"accelerate", "demo", "export", "huggingface", "lightning", "vision"}
+    assert len(told) >= 5 and {extra for given in told for extra in extras(given)} == named
     with pytest.raises(AssertionError, match="names no extra"):
         extras("torchvision")
 
@@ -45,6 +46,9 @@ def test_a_page_names_extras_that_exist(page):
 def test_extras_bring_what_errors_miss():
     needed = {
         "demo": {"scikit-learn"},
+        "accelerate": {"accelerate"},
+        "huggingface": {"transformers", "accelerate"},
+        "lightning": {"lightning"},
         "export": {"onnx", "onnxscript", "onnxruntime"},
         "vision": {"torchvision", "timm"},
     }

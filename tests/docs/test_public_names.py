@@ -15,7 +15,8 @@ import snugfit
 DESCRIBES_THE_INSIDE = {"docs/design.md", "docs/upstream.md", "CHANGELOG.md"}
 GUIDES = [page for page in PAGES if name(page) not in DESCRIBES_THE_INSIDE]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-PACKAGES = ("snugfit", *(f"snugfit.{package}" for package in snugfit.PUBLIC))
+PACKAGES = ("snugfit", *(f"snugfit.{package}" for package in snugfit.PUBLIC if package != "integrations"))
+"""Without the modules for other libraries, which need not be installed."""
 
 
 def is_public(dotted: str) -> bool:
@@ -63,6 +64,7 @@ def test_an_example_uses_public_names_only(script: Path):
 
 def test_private_names_are_found():
     assert not is_public("snugfit._core.budget.Budget") and not is_public("snugfit.memory.limit.MemoryLimit")
+    assert is_public("snugfit.integrations.lightning.MemoryBudget") and not is_public("snugfit.integrations._budget")
     assert is_public("snugfit.memory.MemoryLimit.refresh") and is_public("snugfit.errors.SnugfitError")
     assert imported("from snugfit.memory import limit") == {"snugfit.memory.limit"}
     assert mentioned("see `snugfit.memory.limit`, [events](../src/snugfit/_training/events.py)") == {

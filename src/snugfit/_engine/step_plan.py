@@ -21,10 +21,12 @@ from snugfit._quantities import format_bytes
 from snugfit._training.dry_run import SPARE_BYTES
 from snugfit.errors import BudgetExceededError, InfeasibleBudgetError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
-from snugfit.profiling import Probe
+from snugfit.profiling import META_PASS_BYTES, Probe
 from snugfit.strategies.memory_estimates import DRIFT_BYTES, MB, RESERVED_BYTES, require_images, with_safety
 from snugfit.strategies.micro_batch import divisors
 
+Needed = Callable[[Mapping[str, ProbeLine | None], float], bool]
+"""Whether a schedule is worth measuring; see :class:`snugfit.profiling.Probe`."""
 KEEPING = ""
 """The schedule that recomputes nothing."""
 
@@ -121,22 +123,23 @@ class StepPlanner:
             BudgetExceededError: it was predicted to fit, and is refused memory.
         """
         with self.step.unchanged():
-            profile = self._measured()
+            profile = self._measured(self._may_help)
             found = sorted(self._fitting(profile))
             if not found:
                 raise self._infeasible()
             _, parts, schedule = found[0]
             return self._tried(profile, parts, schedule)
 
-    def _measured(self) -> Profile:
-        probes = [self._probe(each) for each in (KEEPING, *self.step.recomputation.schedules)]
+    def _measured(self, needed: Needed | None = None) -> Profile:
+        probes = [self._probe(KEEPING), *(self._probe(each, needed) for each in self.step.recomputation.schedules)]
         return MeasurementContext(self.meter, self.limit, lambda *_: None).profile(probes)
 
-    def _probe(self, schedule: str) -> Probe:
-        def needed(tried: Mapping[str, ProbeLine | None], available: float) -> bool:
-            plain = tried.get(KEEPING)
-            return schedule == KEEPING or plain is None or plain.bytes_at(self.batch_size) > available - RESERVED_BYTES
+    def _may_help(self, tried: Mapping[str, ProbeLine | None], available: float) -> bool:
+        """Whether a whole batch does not fit without recomputation."""
+        plain = tried.get(KEEPING)
+        return plain is None or plain.bytes_at(self.batch_size) > available - RESERVED_BYTES
 
+    def _probe(self, schedule: str, needed: Needed | None = None) -> Probe:
         return Probe(
             schedule,
             lambda: self.step.trial(schedule),
@@ -193,7 +196,8 @@ class StepPlanner:
         return True
 
     def _infeasible(self) -> InfeasibleBudgetError:
-        smallest = self._smallest_bytes()
+        with self.limit.allow_address_space(META_PASS_BYTES):  # nothing may be left of the budget
+            smallest = self._smallest_bytes()
         return InfeasibleBudgetError(
             f"a step of {self._name} does not fit memory={format_bytes(self.budget_bytes)}, whatever the micro-batch."
             + ("" if smallest else " Neither does it fit the memory that this machine has left."),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from snugfit._core.parts import part_sizes
 from snugfit.errors import UsageError
@@ -22,7 +22,7 @@ def batch_size_of(loader: DataLoader[Any]) -> int:
         UsageError: the loader's batches have no size that is known before they are made.
     """
     size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    if not isinstance(size, int) or not hasattr(loader.dataset, "__getitem__"):
+    if not isinstance(size, int) or isinstance(loader.dataset, IterableDataset):
         raise UsageError("a memory budget needs a DataLoader with a batch_size, of a Dataset with indices.")
     return size
 

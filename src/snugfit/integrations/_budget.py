@@ -23,8 +23,8 @@ from snugfit.memory import MemoryLimit, make_meter, release_memory, trim_heap
 from snugfit.profiling import META_PASS_BYTES
 
 
-def require(library: str, extra: str) -> ModuleType:
-    """Import a library, or say how to install it.
+def require(library: str, install: str) -> ModuleType:
+    """Import a library, or give the command that installs it.
 
     Raises:
         UsageError: it is not installed.
@@ -33,9 +33,7 @@ def require(library: str, extra: str) -> ModuleType:
         return import_module(library)
     except ImportError as error:
         package = library.partition(".")[0]
-        raise UsageError(
-            f'snugfit.integrations.{extra} needs {package}, which is missing: pip install "snugfit[{extra}]"'
-        ) from error
+        raise UsageError(f"this module needs {package}, which is missing: {install}") from error
 
 
 class LoopBudget:

@@ -17,7 +17,8 @@ from snugfit.integrations._batches import bytes_of, divided, example_of, first_o
 from snugfit.integrations._budget import LoopBudget, require
 from snugfit.integrations._recomputation import recomputation_of
 
-require("accelerate", "accelerate")
+INSTALL = 'pip install "snugfit[accelerate]"'
+require("accelerate", INSTALL)
 
 __all__ = ["MemoryBudget"]
 

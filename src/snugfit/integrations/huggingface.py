@@ -15,8 +15,9 @@ from snugfit.errors import UsageError
 from snugfit.integrations._batches import bytes_of, example_of, first_of
 from snugfit.integrations._budget import LoopBudget, require
 
-transformers: Any = require("transformers", "huggingface")
-require("accelerate", "huggingface")
+INSTALL = 'pip install "snugfit[huggingface]"'
+transformers: Any = require("transformers", INSTALL)
+require("accelerate", INSTALL)
 
 __all__ = ["MemoryBudget"]
 

@@ -18,8 +18,9 @@ from snugfit.integrations._batches import bytes_of, divided, example_of, first_o
 from snugfit.integrations._budget import LoopBudget, require
 from snugfit.integrations._recomputation import recomputation_of
 
-pl: Any = require("lightning.pytorch", "lightning")
-torchmetrics: Any = require("torchmetrics", "lightning")
+INSTALL = 'pip install "snugfit[lightning]"'
+pl: Any = require("lightning.pytorch", INSTALL)
+torchmetrics: Any = require("torchmetrics", INSTALL)
 
 __all__ = ["MemoryBudget"]
 

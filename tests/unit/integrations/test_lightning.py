@@ -1,0 +1,199 @@
+"""The callback in Lightning's own loop: budgets that hold, the weights of the whole batch, and one clear error."""
+
+import sys
+
+import pytest
+
+pytest.importorskip("lightning.pytorch")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")
+
+
+def module_of(side=32, norms=False):
+    """A module with a network of six convolutions, in float64; images (B, 3, side, side)."""
+    import lightning.pytorch as pl
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()]
+    for _ in range(5):
+        layers += [nn.Conv2d(16, 16, 3, padding=1), *([nn.BatchNorm2d(16)] if norms else []), nn.ReLU()]
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 10))
+            self.validated = []
+
+        def training_step(self, batch, index):
+            loss = F.cross_entropy(self.net(batch[0]), batch[1])
+            self.log("loss", loss)
+            return loss
+
+        def validation_step(self, batch, index):
+            self.validated.append(len(batch[0]))
+            self.log("val", F.cross_entropy(self.net(batch[0]), batch[1]))
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+            return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2), "interval": "step"}]
+
+    return Module().double()
+
+
+def loader_of(count, batch_size, side=32):
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(1)
+    data = TensorDataset(torch.randn(count, 3, side, side).double(), torch.randint(10, (count,)))
+    return DataLoader(data, batch_size=batch_size, shuffle=True)
+
+
+def trainer_of(*callbacks, **options):
+    import lightning.pytorch as pl
+
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "max_epochs": 2}
+    return pl.Trainer(accelerator="cpu", callbacks=list(callbacks), enable_checkpointing=False, **{**quiet, **options})
+
+
+def distance(module, other):
+    """Largest difference between the weights of two modules."""
+    pairs = zip(module.state_dict().values(), other.state_dict().values(), strict=True)
+    return max(float((each - expected).abs().max()) for each, expected in pairs)
+
+
+def compared(memory, network=False, count=80, batch_size=32, side=32, norms=False):
+    """The record of a training in a budget, and how far its weights are from those of the plain loop."""
+    import torch
+
+    from snugfit.integrations.lightning import MemoryBudget
+
+    module, loader = module_of(side, norms), loader_of(count, batch_size, side)
+    budget = MemoryBudget(memory, module.net if network else None)
+    trainer = trainer_of(budget)
+    torch.manual_seed(2)
+    trainer.fit(module, budget.loader(loader), budget.loader(loader_of(32, 32, side)))
+    other = module_of(side, norms)
+    torch.manual_seed(2)
+    trainer_of().fit(other, loader, loader_of(32, 32, side))
+    found = {"distance": distance(module, other), "validated": max(module.validated)}
+    return {**vars(budget.budget.record), **found, "accumulates": trainer.accumulate_grad_batches}
+
+
+def fitted():
+    import snugfit
+
+    trainer_of()  # what it imports is at rest
+    snugfit.prepare_process(1)
+    norms = {"network": True, "count": 2, "batch_size": 2, "side": 96, "norms": True}
+    return [compared("1GB"), compared("35MB"), compared("40MB", **norms)]
+
+
+def refused():
+    """What an impossible budget says, and a training in the smallest one that it names."""
+    import resource
+
+    import snugfit
+    from snugfit.errors import InfeasibleBudgetError
+
+    trainer_of()  # what it imports is at rest
+    snugfit.prepare_process(1)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    try:
+        compared("9MB")
+    except InfeasibleBudgetError as error:
+        restored = resource.getrlimit(resource.RLIMIT_DATA) == before
+        return {"message": str(error), "restored": restored, "record": compared(error.smallest_bytes)}
+
+
+def started_again():
+    """A second fit, when training has already taken steps, and validation of batches that would not fit whole."""
+    import snugfit
+    from snugfit.integrations.lightning import MemoryBudget
+
+    trainer_of()  # what it imports is at rest
+    snugfit.prepare_process(1)
+    module, loader = module_of(), loader_of(64, 32)
+    budget = MemoryBudget("35MB")
+    records = []
+    trainer = trainer_of(budget, max_epochs=1)
+    for epochs in (1, 3):
+        trainer.fit_loop.max_epochs = epochs
+        trainer.fit(module, budget.loader(loader), budget.loader(loader_of(128, 128)))
+        records.append(vars(budget.budget.record))
+    return {"records": records, "steps": trainer.global_step, "validated": max(module.validated)}
+
+
+def crowded():
+    """A loop that keeps memory is refused it; the error says so, and the limit is lifted."""
+    import resource
+
+    import torch
+
+    import snugfit
+    from snugfit.integrations.lightning import MemoryBudget
+
+    trainer_of()  # what it imports is at rest
+    snugfit.prepare_process(1)
+    module, loader, kept = module_of(), loader_of(64, 32), []
+    module.on_train_batch_end = lambda *_: kept.append(torch.ones(8_000_000, dtype=torch.uint8))
+    budget, before = MemoryBudget("35MB"), resource.getrlimit(resource.RLIMIT_DATA)
+    try:
+        trainer_of(budget).fit(module, budget.loader(loader))
+    except RuntimeError as error:
+        notes = getattr(error, "__notes__", [""])
+        return {"notes": notes, "restored": resource.getrlimit(resource.RLIMIT_DATA) == before}
+
+
+HELPERS = (module_of, loader_of, trainer_of, distance, compared)
+
+
+def assert_bounded(record):
+    assert record["enforced"] and record["steps"] > 0
+    assert 0 < record["measured_bytes"] <= record["predicted_bytes"] <= record["budget_bytes"], record
+
+
+def test_a_budget_holds_and_weights_are_those_of_the_whole_batch(fresh_process):
+    found = fresh_process(fitted, helpers=HELPERS, timeout=250)["fitted"]
+    for record in found:
+        assert_bounded(record)
+        assert record["accumulates"] == 1, "the trainer is left as it was"
+        assert record["distance"] < 1e-10
+        assert record["validated"] == record["micro_batch"]
+    whole, parts, norms = found
+    assert whole["micro_batches"] == 1 < parts["micro_batches"] and whole["steps"] == parts["steps"] == 6
+    assert norms["recomputation"] and norms["micro_batches"] == 1, "batch norms need both images"
+
+
+def test_an_impossible_budget_says_what_is_needed(fresh_process):
+    found = fresh_process(refused, helpers=HELPERS, timeout=250)["refused"]
+    assert "Module does not fit memory=9.0 MB" in found["message"] and found["restored"]
+    assert_bounded(found["record"])
+
+
+def test_a_plan_does_not_depend_on_earlier_steps_nor_on_validation(fresh_process):
+    """lightning#21903: a search after training had begun ran no batches. lightning#18985: one failed in validation."""
+    found = fresh_process(started_again, helpers=HELPERS)["started_again"]
+    first, second = found["records"]
+    assert (first["steps"], second["steps"], found["steps"]) == (2, 4, 6)
+    assert first["micro_batches"] > 1 and second["micro_batches"] > 1
+    assert found["validated"] <= max(first["micro_batch"], second["micro_batch"])
+    for record in (first, second):
+        assert_bounded(record)
+
+
+def test_memory_that_the_loop_keeps_is_refused(fresh_process):
+    found = fresh_process(crowded, helpers=HELPERS)["crowded"]
+    assert found["restored"]
+    if sys.version_info >= (3, 11):
+        assert "was refused memory within memory=35.0 MB" in found["notes"][0]
+
+
+def test_a_loader_is_needed():
+    from snugfit.errors import UsageError
+    from snugfit.integrations.lightning import MemoryBudget
+
+    with pytest.raises(UsageError, match=r"no loader: pass trainer.fit the result of its loader"):
+        trainer_of(MemoryBudget("1GB")).fit(module_of(), loader_of(8, 4))
