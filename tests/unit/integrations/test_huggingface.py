@@ -77,11 +77,13 @@ def refused():
     trainer_of()  # what it imports is at rest
     snugfit.prepare_process(1)
     before = resource.getrlimit(resource.RLIMIT_DATA)
+    message, smallest = "", 0
     try:
         compared("9MB")
     except InfeasibleBudgetError as error:
-        restored = resource.getrlimit(resource.RLIMIT_DATA) == before
-        return {"message": str(error), "restored": restored, "record": compared(error.smallest_bytes)}
+        message, smallest = str(error), error.smallest_bytes
+    restored = resource.getrlimit(resource.RLIMIT_DATA) == before
+    return {"message": message, "restored": restored, "record": compared(smallest)}
 
 
 def interrupted():
