@@ -10,7 +10,7 @@ from transformers import ResNetConfig, ResNetForImageClassification, Trainer, Tr
 import snugfit
 from snugfit.integrations.huggingface import MemoryBudget  # new
 
-BATCH, BUDGET = 64, "80MB"
+BATCH, BUDGET = 64, "45MB"
 
 
 class Images(Dataset[dict[str, Tensor]]):
@@ -48,7 +48,7 @@ def main() -> None:
 
     record = budget.budget.record
     print(f"images at once: {record.micro_batch} of {BATCH}; steps: {record.steps}")
-    print(f"within the budget: {record.measured_bytes <= record.predicted_bytes <= 80_000_000}")
+    print(f"within the budget: {record.measured_bytes <= record.predicted_bytes <= 45_000_000}")
 
 
 if __name__ == "__main__":

@@ -156,13 +156,21 @@ class StepPlanner:
         return 0
 
     def _fitting(self, profile: Profile) -> Iterator[tuple[float, int, str]]:
-        """Seconds of a batch, micro-batches and schedule, for the largest micro-batch of each schedule that fits."""
-        for schedule, line in profile.lines.items():
-            for size in reversed(self._sizes(line)):
-                if self._predicted(profile, line, size) + RESERVED_BYTES <= self.budget_bytes:
-                    parts = self.batch_size // size
-                    yield parts * line.seconds_at(size), parts, schedule
-                    break
+        """Seconds of a batch, micro-batches and schedule, for the largest micro-batch of each schedule that fits.
+
+        Recomputation is left out where it saves no micro-batch: it takes time, whatever noise was measured.
+        """
+        most = self.batch_size + 1
+        for schedule, line in sorted(profile.lines.items()):
+            sizes = (size for size in reversed(self._sizes(line)) if self._fits(profile, line, size))
+            parts = self.batch_size // next(sizes, self.batch_size + 1)
+            if 0 < parts < most:
+                yield parts * line.seconds_at(self.batch_size // parts), parts, schedule
+            if schedule == KEEPING and parts:
+                most = parts
+
+    def _fits(self, profile: Profile, line: ProbeLine, size: int) -> bool:
+        return self._predicted(profile, line, size) + RESERVED_BYTES <= self.budget_bytes
 
     def _sizes(self, line: ProbeLine) -> list[int]:
         return [size for size in divisors(self.batch_size) if size >= line.smallest_batch]

@@ -8,8 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from snugfit._engine.step_plan import LibraryStep
+from snugfit._core.profile import ProbeLine, Profile
+from snugfit._engine.step_plan import LibraryStep, StepPlanner
 from snugfit.integrations._recomputation import ForwardRecomputation, NoRecomputation
+from snugfit.memory import Baseline, MemoryLimit
+
+CPU = torch.device("cpu")
 
 
 def small():
@@ -114,14 +118,14 @@ def test_a_forward_pass_that_a_library_replaced_comes_back():
 
 
 def planned(memory, images=32, side=32, norms=False):
-    """Plan a step of a network within a budget and take steps so; the record, and whether all micro-batches fit."""
+    """The record of a network's steps within a budget; only one with norms may be recomputed."""
     import torch
     from torch import nn
     from torch.nn import functional as F
 
     from snugfit._engine.step_plan import LibraryStep
     from snugfit.integrations._budget import LoopBudget
-    from snugfit.integrations._recomputation import ForwardRecomputation
+    from snugfit.integrations._recomputation import recomputation_of
 
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()]
@@ -137,7 +141,7 @@ def planned(memory, images=32, side=32, norms=False):
     budget, recomputation = LoopBudget(memory), []
 
     def make():
-        recomputation.append(ForwardRecomputation(model, example[0]))
+        recomputation.append(recomputation_of(model if norms else None, example[0]))
         return LibraryStep(model, [optimizer], passes, recomputation[0], example[0].nbytes)
 
     plan = budget.plan(model, make, images)
@@ -159,7 +163,7 @@ def budgets():
     import snugfit
 
     snugfit.prepare_process(1)
-    return [planned("300MB"), planned("30MB"), planned("45MB", images=2, side=192, norms=True)]
+    return [planned("300MB"), planned("22MB"), planned("45MB", images=2, side=192, norms=True)]
 
 
 def smallest():
@@ -195,3 +199,23 @@ def test_the_smallest_budget_of_the_error_is_enough(fresh_process):
     assert "does not fit memory=7.0 MB" in found["message"] and "Smallest budget that would do" in found["message"]
     record = found["record"]
     assert found["restored"] and record["measured_bytes"] <= record["predicted_bytes"] <= record["budget_bytes"]
+
+
+def test_recomputation_is_not_chosen_where_it_saves_no_micro_batch():
+    """Whatever the seconds: here it was measured as twice as fast."""
+    model = small()
+    planner = StepPlanner(
+        step_of(model, torch.optim.SGD(model.parameters())), 8, MemoryLimit(60_000_000, Baseline(0, 0), CPU), None
+    )
+
+    def fitting(plain, recomputed):
+        lines = {"(0) 1": line_of(recomputed, 0.5), "": line_of(plain, 1.0)}
+        return sorted(planner._fitting(Profile((), lines)))
+
+    assert [found[1:] for found in fitting(10_000_000, 9_000_000)] == [(2, "")]
+    assert [found[1:] for found in fitting(10_000_000, 5_000_000)] == [(1, "(0) 1"), (2, "")]
+    assert [found[1:] for found in fitting(100_000_000, 10_000_000)] == [(2, "(0) 1")]
+
+
+def line_of(sample_bytes, seconds):
+    return ProbeLine("", 0.0, float(sample_bytes), 0.0, 0.0, seconds)
