@@ -56,9 +56,12 @@ class MemoryBudget(pl.Callback):
         self._loaders: list[tuple[DataLoader[Any], Any]] = []
         self._recomputation: Any = None
         self._before: dict[str, int] = {}
+        self._fitted = False
 
     def loader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """The loader to pass to Lightning instead: its batches (B, ...) are divided; the first one is for training."""
+        """The loader to pass to Lightning instead, that for training first: its batches (B, ...) are divided."""
+        if self._fitted:  # these are for another fit
+            self._loaders, self._fitted = [], False
         made, batches = divided(loader)
         self._loaders.append((loader, batches))
         return made
@@ -124,6 +127,7 @@ class MemoryBudget(pl.Callback):
 
     def _close(self, trainer: Any) -> None:
         self.budget.close()
+        self._fitted = True
         for name, count in self._before.items():
             setattr(trainer, name, count)
         for _, batches in self._loaders:
