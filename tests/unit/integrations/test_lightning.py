@@ -9,7 +9,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nothing is enfo
 
 
 def module_of():
-    """A module with a network of six convolutions, in float64; images (B, 3, 32, 32)."""
+    """A module with a network of three convolutions, in float64; images (B, 3, 32, 32)."""
     import lightning.pytorch as pl
     import torch
     from torch import nn
@@ -17,7 +17,7 @@ def module_of():
 
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()]
-    for _ in range(5):
+    for _ in range(2):
         layers += [nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()]
 
     class Module(pl.LightningModule):
