@@ -151,8 +151,8 @@ def weights_source(model: str) -> tuple[str, str]:
         )
     if find_spec(package) is None:
         raise UsageError(
-            f"--weights {IMAGENET} of {model} are downloaded by {package}, which is not installed: pip install "
-            '"snugfit[vision]", or give a file of weights (.safetensors or .pth).'
+            f"--weights {IMAGENET} of {model} are downloaded by {package}, which is not installed: "
+            'pip install "snugfit[vision]", or give a file of weights (.safetensors or .pth).'
         )
     return package, name
 
