@@ -27,7 +27,7 @@ from snugfit.strategies.checkpoint.candidates import Candidate, find_candidates,
 from snugfit.strategies.checkpoint.search import MeasurementFilter, fastest_schedule
 from snugfit.strategies.full_network import LONGEST_STEP_SECONDS, PLAIN_PROBE
 from snugfit.strategies.memory_estimates import require_images, smallest_budget, weight_layers, with_safety
-from snugfit.strategies.micro_batch import MicroBatching, hold_modes, line_name
+from snugfit.strategies.micro_batch import MicroBatching, hold_modes, line_name, step_lines
 from snugfit.strategies.recomputation.schedule import Schedule
 
 LOADED_BATCHES = 2
@@ -131,7 +131,7 @@ class LoopPlanner:
 
     def _predicted(self, profile: Profile, probe: str, micro: MicroBatching) -> int:
         """Peak of a step, or of loading the next batch."""
-        step = micro.step_bytes(profile.lines[micro.line(probe)], self.workload)
+        step = micro.step_bytes(step_lines(profile.lines, probe)[micro.line(probe)], self.workload)
         return with_safety(profile.base_bytes + self.held, max(step, LOADED_BATCHES * self.held))
 
     def _tried(self, profile: Profile, probe: str, micro: MicroBatching) -> LoopPlan:

@@ -179,7 +179,7 @@ def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, *, cut_short: b
     """Fit the line; if only small batches could run, it must not be below the largest one's tensors.
 
     If larger ones were left out because they take long, the peak at the largest is that of the last one measured plus
-    the tensors that come on top.
+    the tensors that come on top, or what the line adds, if that is more.
 
     A single point says nothing about smaller batches, which are then not offered. A single sample is not measured in
     addition to two, because kernels for one sample may take more memory and keep it.
@@ -191,7 +191,8 @@ def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, *, cut_short: b
         return line
     least = floors.at(most)
     if cut_short:
-        least = max(least, last.peak_bytes + int((least - floors.at(last.batch)) * (1 + BEYOND_MEASURED)))
+        grown = max(least - floors.at(last.batch), line.sample_bytes * (most - last.batch))
+        least = max(least, last.peak_bytes + int(grown * (1 + BEYOND_MEASURED)))
     bound = ProbePoint(most, max(line.bytes_at(most), least), line.seconds_at(most))
     if bound.peak_bytes > line.bytes_at(most):
         line = replace(fit_line(probe.name, [*points, bound], smallest_batch), points=line.points)

@@ -67,3 +67,12 @@ def test_long_steps_are_not_measured_at_the_largest_batch_and_more_is_allowed_fo
     assert all(line.bytes_at(batch) >= 1000 + 100 * batch for batch in range(2, 65))
     patient = measure_probe(replace(made, longest_seconds=4.0), machine, machine)
     assert [point.batch for point in patient.points] == [2, 8, 64], "which takes 3.2 seconds"
+
+
+def test_more_is_allowed_for_where_nothing_is_known_of_larger_batches(monkeypatch):
+    """A library's own step and a network that cannot run on the meta device have no floors that grow."""
+    machine = Machine(budget=100_000)
+    made, _ = probe(machine, 1000, 100, floor=lambda batch: 0)
+    monkeypatch.setattr("snugfit.profiling.probe._timed", lambda step, batch: step(batch) or 0.05 * batch)
+    line = measure_probe(made, machine, machine)
+    assert line.measured_batch == 20 and line.bytes_at(64) == 1000 + 6400 + 0.2 * 44 * 100 + 1
