@@ -135,7 +135,7 @@ def test_the_budget_that_is_named_works(scheme, accumulate, optimizer):
 def test_a_network_that_could_not_be_measured_goes_by_its_floor(scheme, floor):
     profile = Profile((), {}, {HEAD: 5 * MB, FULL: 60 * MB, IMPORTANCE: 40 * MB}, base_bytes=2 * MB)
     told = lack(Elastic(scheme=scheme), profile, memory="4MB")
-    assert told.smallest_bytes == math.ceil((2 + floor * 1.12) * 1.015 + 1.5 + 7) * MB
+    assert told.smallest_bytes == math.ceil((2 + floor * 1.12) * 1.015 + 2.5 + 7) * MB
     assert lack(Elastic(scheme=scheme), profile, memory="900MB").smallest_bytes == 901 * MB
 
 
