@@ -41,12 +41,12 @@ class Batches:
         return max(1, len(self) // batch_size)
 
     def epoch(
-        self, epoch: int, batch_size: int, start_step: int = 0, parts: int = 1
+        self, epoch: int, batch_size: int, start_step: int = 0, parts: int = 1, mixed: bool = True
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Shuffled training batches, from step ``start_step`` on exactly as in an uninterrupted epoch.
 
         Each comes in so many ``parts``, whose sizes differ by at most one. An image's augmentation depends neither on
-        these nor on the batch size. The last, incomplete batch is dropped.
+        these nor on the batch size. The last, incomplete batch is dropped. Without ``mixed``, no images are mixed.
 
         Yields:
             images, float32 (B, C, H, W) channels-last, and labels, (B,) int64; mixed ones are (B, classes) float32.
@@ -55,7 +55,7 @@ class Batches:
         order = np.random.default_rng((self.seed & 0xFFFFFFFF, _ORDER, epoch)).permutation(len(self))
         for rows in epoch_parts(len(self), batch_size, parts, start_step):
             images, labels = self._batch(order[rows], (self.seed, _EPOCH, epoch), rows.start, self.augment)
-            if self.mixing is not None:
+            if mixed and self.mixing is not None:
                 labels = self._mixed(self.mixing, images, order, rows, (epoch, rows.start // batch_size, batch_size))
             yield images, labels
 

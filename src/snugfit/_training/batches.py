@@ -44,11 +44,11 @@ class CachedBatches:
         return max(1, len(self) // batch_size)
 
     def epoch(
-        self, epoch: int, batch_size: int, start_step: int = 0, parts: int = 1
+        self, epoch: int, batch_size: int, start_step: int = 0, parts: int = 1, mixed: bool = True
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled training batches from step ``start_step`` on, each in so many nearly equal ``parts``.
 
-        The last, incomplete batch is dropped.
+        The last, incomplete batch is dropped. Activations are never mixed.
 
         Yields:
             features, float32 (B, *row_shape), channels-last for feature maps, and labels, (B,) int64.
@@ -140,10 +140,10 @@ class RecomputedBatches:
         return self.source.steps(batch_size)
 
     def epoch(
-        self, epoch: int, batch_size: int, start_step: int = 0, parts: int = 1
+        self, epoch: int, batch_size: int, start_step: int = 0, parts: int = 1, mixed: bool = True
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled batches (B, ...) of one epoch in nearly equal parts, with new augmentation."""
-        for images, labels in self.source.epoch(epoch, batch_size, start_step, parts):
+        for images, labels in self.source.epoch(epoch, batch_size, start_step, parts, mixed):
             yield self._activations(images), labels
 
     def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:

@@ -164,12 +164,13 @@ def _settle(trainable: Trainable, source: BatchSource, batch_size: int, phase: s
     Training normalises by its batches and also tracks a running average, which lags behind the weights: after 14 steps
     a quarter of it is still the initial value. So some training images are run through the current weights whenever
     these are validated, passed on or stored. Randomness, such as augmentation, depends only on seed and position.
+    Images are not mixed: a single draw of shares would decide for a batch, and validation images are not mixed either.
     """
     epoch, images = run.position.epoch, images_for(len(source))
     size = min(batch_size, images)
     seed_all(derive_seed(run.workload.seed, phase, "settle", epoch))
     with run.limit.allow_kernels():
-        trainable.settle(_timed(islice(source.epoch(epoch, size), images // size), run))
+        trainable.settle(_timed(islice(source.epoch(epoch, size, mixed=False), images // size), run))
     run.tick()
 
 

@@ -31,9 +31,12 @@ class BatchSource(Protocol):
         """Training batches per epoch."""
 
     def epoch(
-        self, epoch: int, batch_size: int, start_step: int = 0, parts: int = 1
+        self, epoch: int, batch_size: int, start_step: int = 0, parts: int = 1, mixed: bool = True
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled batches (B, ...) of one epoch, from ``start_step`` on, each in nearly equal parts; deterministic."""
+        """Shuffled batches (B, ...) of one epoch, from ``start_step`` on, each in nearly equal parts; deterministic.
+
+        Without ``mixed``, no images are mixed by mixup or CutMix.
+        """
 
     def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample once, in order, as batches (B, ...); of one augmented view, if given."""

@@ -88,6 +88,11 @@ def test_only_training_is_mixed():
         assert all(map(torch.equal, pair, other))
 
 
+def test_an_epoch_can_be_had_without_mixing():
+    for pair, other in zip(batches().epoch(2, 5, mixed=False), batches(kinds=None).epoch(2, 5), strict=True):
+        assert all(map(torch.equal, pair, other))
+
+
 def test_targets_are_probabilities_of_both_images():
     found = Mix(0.75).targets(torch.tensor([1, 1, 4]), 2, CLASSES)
     assert found.tolist() == [[0, 0.75, 0.25, 0, 0], [0, 1, 0, 0, 0], [0, 0.25, 0, 0, 0.75]]

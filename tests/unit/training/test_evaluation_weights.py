@@ -83,6 +83,18 @@ def test_statistics_are_of_the_epochs_own_images_at_the_batch_that_passes(tmp_pa
     assert seen == [[float(s) for s in order[7 * step : 7 * step + 7]] for step in range(images_for(600) // 7)]
 
 
+def test_statistics_are_of_images_that_are_not_mixed(tmp_path):
+    asked = []
+
+    class Asked(Source):
+        def epoch(self, *given, mixed=True, **options):
+            asked.append(mixed)
+            return super().epoch(*given, **options)
+
+    train_phase(Watching(), Asked(), PHASE, make_run(tmp_path, epochs=1))
+    assert asked == [True, False]
+
+
 def test_what_needs_no_statistics_reads_no_batch_and_costs_nothing(tmp_path):
     trainable, run = Watching(wants=False), make_run(tmp_path)
     train_phase(trainable, Source(), PHASE, run)

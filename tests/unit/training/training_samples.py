@@ -35,7 +35,7 @@ class Source:
     def order(self, epoch):
         return torch.randperm(self.count, generator=torch.Generator().manual_seed(epoch)).tolist()
 
-    def epoch(self, epoch, batch_size, start_step=0, parts=1):
+    def epoch(self, epoch, batch_size, start_step=0, parts=1, mixed=True):
         order = self.order(epoch)
         for step in range(start_step, self.steps(batch_size)):
             samples = order[step * batch_size : (step + 1) * batch_size]
