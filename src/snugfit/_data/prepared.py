@@ -41,7 +41,7 @@ class PreparedImages(ImageSet):
         shape = prepared_shape(image, index)
         if shape != self.shape:
             raise DataError(f"image {index} has shape {shape}, but the first has {self.shape}. Resize them to one.")
-        if not torch.isfinite(image.sum()):
+        if not torch.isfinite(image).all():
             raise DataError(f"image {index} holds NaN or infinite values. Replace or remove it.")
 
 

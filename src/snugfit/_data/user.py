@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset, default_collate
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset, default_collate
 from torch.utils.data import Subset as TorchSubset
 
 from snugfit._core.options import from_keywords
@@ -188,10 +188,7 @@ def _class_names(labels: dict[str, np.ndarray], named: Sequence[str] | None) -> 
 def _map_style(dataset: Any, name: str) -> Any:
     """A map-style data set, or that of a DataLoader whose batches are no others than those of snugfit."""
     if isinstance(dataset, DataLoader):
-        plain = (
-            isinstance(dataset.sampler, (SequentialSampler, RandomSampler)) and dataset.collate_fn is default_collate
-        )
-        if not plain:
+        if not _is_plain(dataset):
             raise UsageError(
                 f"the {name} data is a DataLoader with its own sampler or collate_fn, but snugfit makes the batches "
                 "itself. Give its data set, loader.dataset, and the batch size as batch_size=."
@@ -203,6 +200,16 @@ def _map_style(dataset: Any, name: str) -> Any:
             "map-style Dataset of (image, label)."
         )
     return dataset
+
+
+def _is_plain(loader: DataLoader[Any]) -> bool:
+    """Whether a loader gives every item once, in order or shuffled, in batches of torch's own making."""
+    sampler, batches = loader.sampler, loader.batch_sampler
+    if type(batches) is not BatchSampler or batches.sampler is not sampler or loader.collate_fn is not default_collate:
+        return False
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    return type(sampler) is SequentialSampler
 
 
 def _normalisation(mean: Sequence[float] | None, std: Sequence[float] | None, channels: int) -> Normalisation | None:

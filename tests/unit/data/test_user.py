@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from snugfit._data import from_dataset
 from snugfit._data.prepared import AsIs
@@ -199,6 +209,25 @@ def test_a_data_loader_with_batches_of_its_own_is_refused(options):
         from_dataset(DataLoader(items(), batch_size=4, **options))
 
 
+class Balanced(BatchSampler):
+    """Batches of its own."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_sampler": Balanced(SequentialSampler(range(20)), 4, False)},
+        {"batch_sampler": BatchSampler(WeightedRandomSampler([0.5] * 20, 20), 4, False)},
+        {"sampler": RandomSampler(range(20), replacement=True)},
+        {"sampler": RandomSampler(range(20), num_samples=7)},
+    ],
+)
+def test_a_data_loader_that_repeats_or_leaves_out_items_is_refused(options):
+    assert len(items()) == 20
+    with pytest.raises(UsageError, match="own sampler or collate_fn"):
+        from_dataset(DataLoader(items(), **options))
+
+
 @pytest.mark.parametrize("image", ["image", "pixel_values", "img"])
 @pytest.mark.parametrize("label", ["label", "labels"])
 def test_items_may_be_dictionaries(image, label):
@@ -256,6 +285,12 @@ def test_bad_prepared_images_are_named(item, said):
 def test_prepared_images_are_not_changed(options):
     with pytest.raises(UsageError, match=f"as_is=True uses images as they are; leave out {next(iter(options))}"):
         from_dataset(wide(), as_is=True, **options)
+
+
+def test_large_sums_in_float16_are_finite():
+    data = [(torch.full((3, 128, 128), 2.0, dtype=torch.float16), number % 2) for number in range(4)]
+    assert data[0][0].sum().isinf()
+    assert from_dataset(data, data, as_is=True).train.images(np.arange(2)).eq(2).all()
 
 
 def test_what_has_no_length_is_no_data_set():
