@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import snugfit
 from snugfit._core.record import Record
 from snugfit._report.console_lines import _facts
 from snugfit._training.events import EpochDone
+from snugfit._training.own_metrics import check_metrics
 from snugfit.errors import InterruptedRunError, UsageError
 
 OPTIONS: dict[str, Any] = {"epochs": 1, "max_train": 60, "max_val": 40, "batch_size": 20, "threads": 1, "image_size": 8}
@@ -97,14 +99,24 @@ def test_a_resumed_run_takes_the_metrics_again(tmp_path: Path) -> None:
         if isinstance(event, EpochDone):
             stop.request()
 
-    plan = planned({"balanced": Balanced()})
-    assert plan.plan.workload.metrics == ("balanced",) and plan.plan.command is None
+    plan = planned({"last": Found(0.5), "balanced": Balanced()})
+    assert plan.plan.workload.metrics == ("balanced", "last") and plan.plan.command is None
     with pytest.raises(InterruptedRunError):
         plan.run((stop_at_the_end,), out=tmp_path / "run", stop=stop)
-    with pytest.raises(UsageError, match=r"measures other metrics: balanced\. Pass those: snugfit\.resume"):
+    with pytest.raises(UsageError, match=r"measures other metrics: balanced, last\. Pass those: snugfit\.resume"):
         snugfit.resume(tmp_path / "run", (), model=network())
-    record = snugfit.resume(tmp_path / "run", (), model=network(), metrics={"balanced": Balanced()})
+    metrics = {"balanced": Balanced(), "last": Found(0.5)}
+    record = snugfit.resume(tmp_path / "run", (), model=network(), metrics=metrics)
     assert record.metrics["balanced"]["test"] == pytest.approx(by_confusion(record.confusion), abs=1e-6)
+
+
+def test_many_classes_are_tried_on_few_rows() -> None:
+    class Counting(Found):
+        def update(self, logits: Tensor, labels: Tensor) -> None:
+            assert logits.shape == (64, 10_000) and labels.shape == (64,)
+
+    work = planned({}).plan.workload
+    check_metrics({"count": Counting(1.0)}, dataclasses.replace(work, classes=10_000))
 
 
 def test_trials_do_without_them() -> None:

@@ -184,7 +184,7 @@ def assemble(
         chain = on_meta(Chain.from_any_module(module, shape, name))
     chain.loss = own.loss
     facts = rules_of(request.data.task).facts(request, chain, splits)
-    workload = replace(_workload(request, splits, facts), metrics=tuple(own.metrics))
+    workload = replace(_workload(request, splits, facts), metrics=tuple(sorted(own.metrics)))
     named = data_sets_in(request.strategy)
     others = {option: _images_like(request, other, option, shape) for option, other in named.items()}
     return Assembly(request, splits, chain, workload, module, others, own)
