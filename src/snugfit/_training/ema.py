@@ -79,7 +79,7 @@ def first_step_notice(settings: OptimizerSettings, steps: int) -> str | None:
     share = settings.ema ** (steps - 1)
     if share <= _MOST_OF_FIRST:
         return None
-    advice = f"; {1 - 5 / steps:.2g} suits its length" if steps > 10 else ""
+    advice = f"; {1 - float(f'{5 / steps:.1g}'):.12g} suits its length" if steps > 10 else ""
     return (
         f"--ema {settings.ema:g} averages over about {1 / (1 - settings.ema):,.0f} steps, and this run has {steps:,}: "
         f"the weights of its first step are {share:.0%} of the average{advice}"

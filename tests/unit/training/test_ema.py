@@ -175,7 +175,14 @@ def test_schedule_free_weights_are_averages_already():
 
 @pytest.mark.parametrize(
     ("decay", "steps", "text"),
-    [(0.999, 70, "93% of the average; 0.93 suits"), (0.9, 3, "81% of the average"), (0.99, 231, None), (0.9, 30, None)],
+    [
+        (0.999, 70, "93% of the average; 0.93 suits"),
+        (0.9, 3, "81% of the average"),
+        (0.99, 231, None),
+        (0.9, 30, None),
+        (0.9999, 1000, "; 0.995 suits"),
+        (0.9999999, 10**6, "; 0.999995 suits"),
+    ],
 )
 def test_a_run_too_short_for_its_average_says_so(decay, steps, text):
     found = first_step_notice(dataclasses.replace(SGD, ema=decay), steps)
