@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import snugfit
-from snugfit._training.own_parts import factor_of
+from snugfit._training.own_parts import OwnParts, factor_of
 from snugfit.errors import InterruptedRunError, UnknownNameError, UsageError
 
 OPTIONS: dict[str, Any] = {"epochs": 2, "max_train": 60, "max_val": 20, "batch_size": 20, "threads": 1, "image_size": 8}
@@ -74,10 +75,10 @@ def test_a_plan_by_a_name_takes_no_function_later(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"schedule": lambda step, steps: math.nan}, "schedule= returned nan in step 0 of 100"),
-        ({"schedule": lambda step, steps: 1 - 2 * step / steps}, "schedule= returned -0.02 in step 51 of 100"),
-        ({"schedule": lambda step: 1.0}, "schedule= failed in step 0 of 100: TypeError"),
-        ({"schedule": lambda step, steps: None}, "schedule= failed in step 0 of 100: TypeError"),
+        ({"schedule": lambda step, steps: math.nan}, "schedule= returned nan in step 0 of 6"),
+        ({"schedule": lambda step, steps: 1 - 2 * step / steps}, "schedule= returned -0.333333 in step 4 of 6"),
+        ({"schedule": lambda step: 1.0}, "schedule= failed in step 0 of 6: TypeError"),
+        ({"schedule": lambda step, steps: None}, "schedule= failed in step 0 of 6: TypeError"),
         ({"schedule": "python"}, "schedule='python' is a schedule from Python: pass the function itself"),
         ({"schedule": cosine, "warmup_epochs": 1}, "not supported with --schedule python, which rises by itself"),
         ({"schedule": cosine, "optimizer": "schedulefree"}, "schedulefree has no --schedule python"),
@@ -88,6 +89,21 @@ def test_a_plan_by_a_name_takes_no_function_later(tmp_path: Path) -> None:
 def test_what_is_no_schedule_or_optimizer_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         snugfit.plan(network(), "digits", strategy="backprop", **{**OPTIONS, **options})
+
+
+def test_a_schedule_is_tried_at_the_steps_of_the_run() -> None:
+    table, tried = [1.0] * 6, []
+    planned = snugfit.plan(network(), "digits", strategy="backprop", schedule=lambda step, _: table[step], **OPTIONS)
+
+    def note(step: int, steps: int) -> float:
+        tried.append((step, steps))
+        return 1.0
+
+    OwnParts(schedule=note).check(planned.plan.workload, torch.device("cpu"))
+    assert tried == [(step, 6) for step in range(6)]
+    tried.clear()
+    OwnParts(schedule=note).check(dataclasses.replace(planned.plan.workload, epochs=70), torch.device("cpu"))
+    assert len(set(tried)) == 100 and tried[0] == (0, 210) and tried[-1] == (209, 210)
 
 
 def test_a_factor_is_a_number_of_at_least_zero() -> None:

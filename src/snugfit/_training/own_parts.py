@@ -16,6 +16,7 @@ from snugfit.errors import UsageError
 Schedule = Callable[[int, int], float]
 """From a step, counted from 0, and the number of steps to the share of the peak learning rate."""
 _TRIED_STEPS = 100
+"""At most; they are spread evenly over a run's, with the first and the last."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,15 @@ class OwnParts:
         check_loss(self.loss, workload, device)
         check_metrics(self.metrics, workload)
         if self.schedule is not None:
-            for step in range(_TRIED_STEPS):
-                factor_of(self.schedule, step, _TRIED_STEPS)
+            steps = workload.epochs * max(workload.train_count // workload.batch_size, 1)
+            for step in _spread(steps):
+                factor_of(self.schedule, step, steps)
+
+
+def _spread(steps: int) -> list[int]:
+    """Steps of a run to try, ascending."""
+    tried = min(steps, _TRIED_STEPS)
+    return [number * (steps - 1) // max(tried - 1, 1) for number in range(tried)]
 
 
 def factor_of(schedule: Schedule, step: int, steps: int) -> float:
