@@ -20,8 +20,8 @@ _FILE = "model.safetensors"
 def pretrained_file(model: str) -> Path:
     """The file of a model's ImageNet weights, downloaded if it is in neither cache.
 
-    torchvision's is in the cache of ``torch.hub``, and its hash is checked; timm's in that of ``huggingface_hub``. Only
-    plain tensors are read from either later.
+    torchvision's is in the cache of ``torch.hub``; its hash is checked only when it is downloaded.
+    timm's is in the cache of ``huggingface_hub``. Only plain tensors are read from either later.
 
     Raises:
         UsageError: no library has weights for this model, or the library is not installed.
