@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from snugfit._api import RunnablePlan
 from snugfit._core.option_groups import DataOptions, ModelOptions, TrainingOptions
 from snugfit._core.request import Request, StrategyOptions
+from snugfit._core.serial import from_data, to_data
 from snugfit._engine.builder import assemble
 from snugfit._training.statistics import images_for
+from snugfit.strategies.blockwise.strategy import Blockwise
 
 
 def train_plainly(network: nn.Module, options: dict[str, Any], epochs: int = 2) -> dict[str, Tensor]:
@@ -58,6 +62,15 @@ def take_statistics(network: nn.Module, norms: dict[_BatchNorm, list[Tensor]], b
         norm.running_mean.copy_(values.mean(1))
         norm.running_var.copy_(values.var(1))
         norm.num_batches_tracked.copy_(count)
+
+
+def in_blocks(plan: RunnablePlan, *blocks: tuple[int, int, int]) -> RunnablePlan:
+    """The plan with given blocks (first unit, last unit, batch): without a tight budget there would be only one."""
+    (candidate,) = plan.plan.candidates
+    strategy = replace(from_data(Blockwise, candidate.settings), blocks=blocks)
+    cost = strategy.estimate(plan.plan.workload, plan.profile, plan.plan.hardware)
+    candidate = replace(candidate, settings=to_data(strategy), predicted=cost)
+    return replace(plan, plan=replace(plan.plan, candidates=(candidate,)))
 
 
 def assert_same(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 0.0) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from parity_helpers import assert_same
+from parity_helpers import assert_same, in_blocks
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import snugfit
+from snugfit._training.events import CacheProgress
 from snugfit.errors import InterruptedRunError, UsageError
 
 OPTIONS: dict[str, Any] = {
@@ -38,6 +39,13 @@ def network() -> nn.Module:
     """One convolution and a head."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 32, 2))
+
+
+def deep_network() -> nn.Module:
+    """Two convolutions and a head."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 12, 2)]
+    return nn.Sequential(*layers)
 
 
 def plan(noise: float = 0.0, **options: Any) -> Any:
@@ -72,6 +80,30 @@ def test_random_transforms_are_those_of_an_uninterrupted_run(tmp_path: Path) -> 
     data = snugfit.from_dataset(Noisy(0.5), Noisy(), as_is=True)
     snugfit.resume(tmp_path / "run", (), model=network(), data=data)
     assert_same(*(load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run")))
+
+
+def test_random_transforms_of_a_cache_are_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    def planned() -> Any:
+        data = snugfit.from_dataset(Noisy(0.5), Noisy(0.5), as_is=True)
+        options = {**OPTIONS, "strategy": "blockwise", "module_units": "1", "epochs": 1}
+        return in_blocks(snugfit.plan(deep_network(), data, **options), (0, 0, 8), (1, 1, 8))
+
+    planned().run((), out=tmp_path / "whole")
+    stop = snugfit.StopFlag()
+
+    def stop_in_the_cache(event: snugfit.Event) -> None:
+        if isinstance(event, CacheProgress):
+            stop.request()
+
+    with pytest.raises(InterruptedRunError):
+        planned().run((stop_in_the_cache,), out=tmp_path / "run", stop=stop)
+    torch.manual_seed(9)
+    data = snugfit.from_dataset(Noisy(0.5), Noisy(0.5), as_is=True)
+    snugfit.resume(tmp_path / "run", (), model=deep_network(), data=data)
+    whole, resumed = (sorted((tmp_path / name / "weights").glob("*.safetensors")) for name in ("whole", "run"))
+    assert len(whole) == len(resumed) > 1
+    for one, other in zip(whole, resumed, strict=True):
+        assert_same(load_file(one), load_file(other))
 
 
 def test_images_of_files_are_refused_later(tmp_path: Path) -> None:

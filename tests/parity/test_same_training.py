@@ -11,23 +11,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from parity_helpers import assert_same, train_plainly
+from parity_helpers import assert_same, in_blocks, train_plainly
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import snugfit
-from snugfit._api import RunnablePlan
-from snugfit._core.serial import from_data, to_data
 from snugfit._storage.manifest import Manifest
 from snugfit._training.events import CacheProgress, Event, PhaseDone, StepDone
 from snugfit.errors import InterruptedRunError
-from snugfit.strategies.blockwise.strategy import Blockwise
 
 OPTIONS = {"epochs": 2, "max_train": 96, "max_val": 40, "image_size": 16, "batch_size": 32, "seed": 3, "augment": True}
 
@@ -52,15 +48,6 @@ def one_unit_network() -> nn.Module:
     torch.manual_seed(0)
     unit = [nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(4)]
     return nn.Sequential(*unit, nn.Flatten(), nn.Linear(8 * 16, 10))
-
-
-def in_blocks(plan: RunnablePlan, *blocks: tuple[int, int, int]) -> RunnablePlan:
-    """The plan with given blocks (first unit, last unit, batch): without a tight budget there would be only one."""
-    (candidate,) = plan.plan.candidates
-    strategy = replace(from_data(Blockwise, candidate.settings), blocks=blocks)
-    cost = strategy.estimate(plan.plan.workload, plan.profile, plan.plan.hardware)
-    candidate = replace(candidate, settings=to_data(strategy), predicted=cost)
-    return replace(plan, plan=replace(plan.plan, candidates=(candidate,)))
 
 
 THREE_BLOCKS = ((0, 0, 16), (1, 1, 32), (2, 2, 24))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 
@@ -23,7 +22,7 @@ from snugfit._training.events import CacheProgress, ExitMeasured, Notice
 from snugfit._training.finalize import Outcome, evaluate_model, make_record
 from snugfit._training.loop import stop_if_requested, train_phase
 from snugfit._training.run import Run
-from snugfit._training.seeding import derive_seed
+from snugfit._training.seeding import derive_seed, seed_all
 from snugfit._training.strategy import BatchSource, TrainingData
 from snugfit._upstream import to_channels_last
 from snugfit.errors import CheckpointError
@@ -285,6 +284,7 @@ class Controller:
     @torch.no_grad()
     def _measure_exits(self, block: Block, trainer: BlockTrainer, val: BatchSource, writer: CacheWriter | None) -> None:
         correct = [0] * len(trainer.units)
+        seed_all(derive_seed(self.run.workload.seed, "exits", block.first))
         for inputs, labels in val.in_order(self._forward_batch(block)):
             features = inputs.to(self.run.device)
             with self.run.limit.allow_kernels():
@@ -308,9 +308,7 @@ class Controller:
         self, index: int, block: Block, trainer: BlockTrainer, train: BatchSource, writer: CacheWriter
     ) -> None:
         run, row_bytes = self.run, 0
-        batch, views = self._forward_batch(block), range(self.strategy.views)
-        seen = views if len(views) > 1 else (None,)  # a single view is not augmented
-        for inputs, labels in itertools.chain.from_iterable(train.in_order(batch, view) for view in seen):
+        for inputs, labels in self._views(index, train, self._forward_batch(block)):
             features = inputs.to(run.device)
             with run.limit.allow_kernels():
                 for local in trainer.units:
@@ -320,6 +318,13 @@ class Controller:
             run.tick()
             run.emit(CacheProgress(run.predicted.phases[index].name, writer.written, writer.rows, row_bytes))
             stop_if_requested(run)
+
+    def _views(self, index: int, train: BatchSource, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs (B, ...) and labels (B,) of all views, with the random transforms of an uninterrupted run."""
+        views = range(self.strategy.views)
+        for view in views if len(views) > 1 else (None,):  # a single view is not augmented
+            seed_all(derive_seed(self.run.workload.seed, "cache", index, view or 0))
+            yield from train.in_order(batch, view)
 
     def _finish(self) -> Record:
         """Choose, test and save the exit."""
