@@ -76,6 +76,7 @@ class MemoryBudget(pl.Callback):
         self._before = {name: getattr(trainer, name) for name in COUNTING if isinstance(getattr(trainer, name), int)}
         for name, count in self._before.items():
             setattr(trainer, name, count * plan.micro_batches)
+        _forget_loaders(trainer)
         self._recomputation.use(plan.recomputation)
         self._first_step = trainer.global_step
         self.budget.start()
@@ -132,8 +133,14 @@ class MemoryBudget(pl.Callback):
             setattr(trainer, name, count)
         for _, batches in self._loaders:
             batches.parts = 1
+        _forget_loaders(trainer)
         if self._recomputation is not None:
             self._recomputation.use("")
+
+
+def _forget_loaders(trainer: Any) -> None:
+    """Batches are counted again, which ``trainer.estimated_stepping_batches`` has counted before they were divided."""
+    trainer.fit_loop._combined_loader = trainer.fit_loop.epoch_loop.val_loop._combined_loader = None
 
 
 @contextmanager

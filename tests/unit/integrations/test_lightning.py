@@ -127,6 +127,30 @@ def started_again():
     return {"records": records, "steps": trainer.global_step, "validated": max(module.validated)}
 
 
+def estimating():
+    """What a training has seen, if its optimizers need the number of its steps: a schedule over all of them."""
+    import torch
+
+    import snugfit
+    from snugfit.integrations.lightning import MemoryBudget
+
+    trainer_of()  # what it imports is at rest
+    snugfit.prepare_process(1)
+    module, seen, expected = module_of(), [], []
+
+    def configure_optimizers():
+        expected.append(module.trainer.estimated_stepping_batches)
+        return torch.optim.SGD(module.parameters(), lr=0.05)
+
+    module.configure_optimizers = configure_optimizers
+    module.on_train_batch_end = lambda outputs, batch, index: seen.append(len(batch[0]))
+    budget = MemoryBudget("35MB")
+    trainer = trainer_of(budget)
+    trainer.fit(module, budget.loader(loader_of(64, 32)))
+    again = trainer.estimated_stepping_batches
+    return {"seen": sum(seen), "steps": trainer.global_step, "expected": [*expected, again], "parts": len(seen)}
+
+
 def crowded():
     """A loop that keeps memory is refused it; the error says so, and the limit is lifted."""
     import resource
@@ -183,6 +207,12 @@ def test_a_plan_does_not_depend_on_earlier_steps_nor_on_validation(fresh_process
     assert found["validated"] <= max(first["micro_batch"], second["micro_batch"])
     for record in (first, second):
         assert_bounded(record)
+
+
+def test_all_images_are_seen_if_the_number_of_steps_is_asked_for_first(fresh_process):
+    found = fresh_process(estimating, helpers=HELPERS)["estimating"]
+    assert found["seen"] == 128 and found["parts"] > 4
+    assert found["expected"] == [4, 4] and found["steps"] == 4
 
 
 def test_memory_that_the_loop_keeps_is_refused(fresh_process):
