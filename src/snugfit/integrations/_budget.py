@@ -66,7 +66,8 @@ class LoopBudget:
         return self.loop_plan
 
     def start(self) -> None:
-        """Enforce and measure from now on."""
+        """Enforce and measure from now on; lifts first what an exception has left in force."""
+        self.close()
         release_memory()
         self.steps = self._measured = 0
         self._open.enter_context(self._limit)
@@ -74,7 +75,12 @@ class LoopBudget:
         self._meter.restart()
 
     def begin(self, images: int) -> None:
-        """A micro-batch of so many images is next: let the limit follow the memory that is mapped."""
+        """A micro-batch of so many images is next: let the limit follow the memory that is mapped.
+
+        Before a plan there is none.
+        """
+        if self.loop_plan is None:
+            return
         self.mark()
         if time.perf_counter() - self._trimmed_at > TRIM_SECONDS:
             trim_heap()
@@ -90,7 +96,9 @@ class LoopBudget:
         self.mark()
 
     def mark(self) -> None:
-        """Read the peak."""
+        """Read the peak, if anything is measured."""
+        if self.loop_plan is None:
+            return
         self._measured = max(self._measured, self._meter.mark())
 
     def close(self) -> None:

@@ -105,6 +105,24 @@ def interrupted():
         return resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
+def interrupted_twice():
+    """Whether the limit is lifted if an exception ends a training and the next one is closed."""
+    import resource
+
+    import snugfit
+    from snugfit.integrations.huggingface import MemoryBudget
+
+    trainer_of()  # what it imports is at rest
+    snugfit.prepare_process(1)
+    trainer, before = trainer_of(), resource.getrlimit(resource.RLIMIT_DATA)
+    trainer.add_callback(budget := MemoryBudget(trainer, "1GB"))
+    for _ in range(2):
+        budget.on_train_begin(trainer.args, trainer.state, trainer.control)
+    limited = resource.getrlimit(resource.RLIMIT_DATA) != before
+    budget.close()
+    return limited and resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
 def assert_bounded(record):
     assert record["enforced"] and record["steps"] == 6
     assert 0 < record["measured_bytes"] <= record["predicted_bytes"] <= record["budget_bytes"], record
@@ -139,6 +157,10 @@ def test_recomputation_is_the_models_own():
 
 def test_an_exception_in_training_restores_the_limit(fresh_process):
     assert fresh_process(interrupted, helpers=(trainer_of,))["interrupted"]
+
+
+def test_a_training_after_an_exception_restores_the_limit(fresh_process):
+    assert fresh_process(interrupted_twice, helpers=(trainer_of,))["interrupted_twice"]
 
 
 def test_a_search_for_batch_sizes_is_refused():

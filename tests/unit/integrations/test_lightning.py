@@ -222,6 +222,14 @@ def test_memory_that_the_loop_keeps_is_refused(fresh_process):
         assert "was refused memory within memory=35.0 MB" in found["notes"][0]
 
 
+def test_validation_before_the_first_fit_is_not_limited():
+    from snugfit.integrations.lightning import MemoryBudget
+
+    module = module_of()
+    trainer_of(MemoryBudget("1GB")).validate(module, loader_of(8, 4), verbose=False)
+    assert module.validated == [4, 4]
+
+
 def test_a_loader_is_needed():
     from snugfit.errors import UsageError
     from snugfit.integrations.lightning import MemoryBudget
