@@ -135,6 +135,17 @@ def test_memory_that_the_loop_keeps_is_refused(fresh_process):
     assert "was refused memory within memory=60.0 MB" in found
 
 
+def test_steps_are_measured_in_training_mode_whatever_the_mode_is():
+    from torch import nn
+
+    from snugfit.integrations.accelerate import _training
+
+    net = nn.Sequential(nn.Dropout(), nn.BatchNorm2d(4).eval())
+    with _training(net):
+        assert all(each.training for each in net.modules())
+    assert [each.training for each in net.modules()] == [True, True, False]
+
+
 def test_accumulation_of_ones_own_is_refused():
     import torch
     from accelerate import Accelerator
