@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from itertools import accumulate
 from typing import Any
 
@@ -22,16 +24,39 @@ def batch_size_of(loader: DataLoader[Any]) -> int:
         UsageError: the loader's batches have no size that is known before they are made.
     """
     size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    if not isinstance(size, int) or isinstance(loader.dataset, IterableDataset):
+    _require_indices(loader, known=isinstance(size, int))
+    return int(size)  # type: ignore[arg-type]
+
+
+def _require_indices(loader: DataLoader[Any], *, known: bool = True) -> None:
+    if not known or isinstance(loader.dataset, IterableDataset):
         raise UsageError("a memory budget needs a DataLoader with a batch_size, of a Dataset with indices.")
-    return size
 
 
 def example_of(loader: DataLoader[Any], count: int, device: torch.device) -> Any:
-    """A batch (count, ...) on a device, of the first items, which repeat if there are fewer; nothing is drawn."""
+    """A batch (count, ...) on a device, of the first items, which repeat if there are fewer; nothing is drawn.
+
+    Raises:
+        UsageError: the loader's data set has no indices.
+    """
+    _require_indices(loader)
     with torch.random.fork_rng(devices=[]):
         items = [loader.dataset[index % len(loader.dataset)] for index in range(count)]  # type: ignore[arg-type]
-        return tree_map_only(Tensor, lambda tensor: tensor.to(device), loader.collate_fn(items))
+        return _changed(lambda tensor: tensor.to(device), loader.collate_fn(items))
+
+
+def _changed(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """A batch with its tensors, of any shapes, changed; torch takes no UserDict, such as a tokenizer's, apart."""
+    if not isinstance(batch, UserDict):
+        return tree_map_only(Tensor, change, batch)
+    made = copy(batch)
+    made.data = tree_map_only(Tensor, change, batch.data)
+    return made
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    leaves = tree_leaves(batch.data if isinstance(batch, UserDict) else batch)
+    return [each for each in leaves if isinstance(each, Tensor)]
 
 
 def first_tensor(batch: Any) -> Tensor:
@@ -40,8 +65,8 @@ def first_tensor(batch: Any) -> Tensor:
     Raises:
         UsageError: there is none.
     """
-    for each in tree_leaves(batch):
-        if isinstance(each, Tensor) and each.dim():
+    for each in _tensors(batch):
+        if each.dim():
             return each
     raise UsageError("a memory budget needs batches of tensors (B, ...); the loader's have none.")
 
@@ -53,13 +78,13 @@ def images_of(batch: Any) -> int:
 
 def bytes_of(batch: Any) -> int:
     """Bytes of all tensors of a batch, of any shapes."""
-    return sum(each.nbytes for each in tree_leaves(batch) if isinstance(each, Tensor))
+    return sum(each.nbytes for each in _tensors(batch))
 
 
 def first_of(batch: Any, count: int) -> Any:
     """The first images of a batch: views (count, ...) of those tensors that have one row per image."""
     images = images_of(batch)
-    return tree_map_only(Tensor, lambda each: each[:count] if each.dim() and len(each) == images else each, batch)
+    return _changed(lambda each: each[:count] if each.dim() and len(each) == images else each, batch)
 
 
 class DividedBatches:

@@ -1,5 +1,6 @@
 """Batches of a loader in parts: the same images in the same order."""
 
+from collections import UserDict
 from itertools import chain
 
 import pytest
@@ -58,6 +59,20 @@ class Stream(IterableDataset):
 def test_batches_of_unknown_size_are_refused(loader):
     with pytest.raises(UsageError, match="a DataLoader with a batch_size"):
         batch_size_of(loader)
+
+
+def test_an_example_of_a_stream_is_refused():
+    with pytest.raises(UsageError, match="of a Dataset with indices"):
+        example_of(DataLoader(Stream(), batch_size=2), 2, CPU)
+
+
+def test_batches_of_tokenizers_are_parts_of_the_same_kind():
+    batch = UserDict(tokens=torch.zeros(4, 3), scale=torch.zeros(2))
+    some = first_of(batch, 2)
+    assert isinstance(some, UserDict) and some["tokens"].shape == (2, 3) and batch["tokens"].shape == (4, 3)
+    assert images_of(batch) == 4 and images_of(some) == 2 and bytes_of(batch) == 4 * (12 + 2)
+    whole = DataLoader(range(4), collate_fn=lambda items: UserDict(tokens=torch.tensor(items)))
+    assert example_of(whole, 3, CPU)["tokens"].tolist() == [0, 1, 2]
 
 
 def test_an_example_has_the_first_items_and_draws_nothing():
