@@ -74,20 +74,21 @@ class LoopBudget:
         self._open.callback(self.mark)
         self._meter.restart()
 
-    def begin(self, images: int) -> None:
+    def begin(self, images: int | None) -> None:
         """A micro-batch of so many images is next: let the limit follow the memory that is mapped.
 
-        Before a plan there is none.
+        Without a number it may generate kernels; :data:`RESERVED_BYTES` pays for them. Before a plan there is no limit.
         """
         if self.loop_plan is None:
             return
-        self.mark()
+        self.end()
         if time.perf_counter() - self._trimmed_at > TRIM_SECONDS:
             trim_heap()
             self._trimmed_at = time.perf_counter()
         self._limit.refresh()
         if images not in self._known:
             self._inside.enter_context(self._limit.allow_kernels())
+        if images is not None:
             self._known.add(images)
 
     def end(self) -> None:

@@ -69,20 +69,19 @@ class MemoryBudget(transformers.TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Enforce the budget."""
         self._first_step = state.global_step
-        self._images = args.per_device_train_batch_size
         self.budget.start()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Let the limit follow the memory that is mapped."""
-        self.budget.begin(self._images)
+        """Let the limit follow the memory that is mapped; the Trainer does not tell how many images are next."""
+        self.budget.begin(None)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The same for each micro-batch."""
-        self.budget.begin(self._images)
+        self.budget.begin(None)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Read the peak."""
-        self.budget.end()
+        """Read the peak; evaluation may be next."""
+        self.budget.begin(None)
         self.budget.steps = state.global_step - self._first_step
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
