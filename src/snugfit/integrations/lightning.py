@@ -24,7 +24,7 @@ torchmetrics: Any = require("torchmetrics", INSTALL)
 
 __all__ = ["MemoryBudget"]
 
-COUNTING = ("accumulate_grad_batches", "limit_train_batches", "val_check_interval")
+COUNTING = ("accumulate_grad_batches", "limit_train_batches", "val_check_interval", "limit_val_batches")
 """Settings of a trainer that count batches, if they are whole numbers; micro-batches while it fits."""
 
 
@@ -75,11 +75,17 @@ class MemoryBudget(pl.Callback):
             each.parts = -(-each.whole // plan.micro_batch)
         self._before = {name: getattr(trainer, name) for name in COUNTING if isinstance(getattr(trainer, name), int)}
         for name, count in self._before.items():
-            setattr(trainer, name, count * plan.micro_batches)
+            setattr(trainer, name, count * self._parts_of(name, plan.micro_batches))
         _forget_loaders(trainer)
         self._recomputation.use(plan.recomputation)
         self._first_step = trainer.global_step
         self.budget.start()
+
+    def _parts_of(self, setting: str, trained: int) -> int:
+        """Parts of a batch that a setting counts: of training, or of the first loader of validation, if it is known."""
+        if setting != "limit_val_batches":
+            return trained
+        return self._loaders[1][1].parts if self._loaders[1:] else 1
 
     def _require_supported(self, trainer: Any, module: Any) -> None:
         if not self._loaders:
