@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,7 +22,7 @@ from snugfit._engine.loop_trainer import set_to_zero
 from snugfit._planner import MeasurementContext
 from snugfit._quantities import format_bytes
 from snugfit._training.dry_run import SPARE_BYTES
-from snugfit.errors import BudgetExceededError, InfeasibleBudgetError
+from snugfit.errors import BudgetExceededError, InfeasibleBudgetError, UsageError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
 from snugfit.profiling import META_PASS_BYTES, Probe
 from snugfit.strategies.memory_estimates import DRIFT_BYTES, MB, RESERVED_BYTES, require_images, with_safety
@@ -52,6 +55,9 @@ class LibraryStep:
         passes: forward and backward pass over so many images of an example batch; gradients add up.
         recomputation: how its forward pass can recompute.
         held_bytes: of the example batch.
+
+    Raises:
+        UsageError: an optimizer computes the loss itself, as often as it likes.
     """
 
     module: nn.Module
@@ -59,6 +65,12 @@ class LibraryStep:
     passes: Callable[[int], object]
     recomputation: Recomputation
     held_bytes: int
+
+    def __post_init__(self) -> None:
+        for each in self.optimizers:
+            closure = inspect.signature(type(each).step).parameters.get("closure")
+            if closure is not None and closure.default is inspect.Parameter.empty:
+                raise UsageError(f"a memory budget cannot plan {type(each).__name__}, whose step needs a closure.")
 
     def trial(self, schedule: str) -> Callable[[int], None]:
         """A step with two micro-batches of a size, by optimizers of its own, with a learning rate of zero."""
@@ -86,7 +98,7 @@ class LibraryStep:
         trained = [each for each in self.module.parameters() if each.requires_grad]
         handles = [each.register_post_accumulate_grad_hook(set_to_zero) for each in trained]
         try:
-            with torch.random.fork_rng(devices=sorted({each.device for each in trained if each.is_cuda}, key=str)):
+            with drawing_nothing({each.device for each in trained if each.is_cuda}):
                 yield
         finally:
             for handle in handles:
@@ -95,6 +107,18 @@ class LibraryStep:
             self.recomputation.use(KEEPING)
             for buffer, value in buffers.items():
                 buffer.copy_(value)
+
+
+@contextmanager
+def drawing_nothing(devices: Iterable[torch.device] = ()) -> Iterator[None]:
+    """Random numbers of torch (of the CPU and these devices), Python and numpy are afterwards as they were."""
+    python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=sorted(devices, key=str)):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(of_numpy)
 
 
 def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

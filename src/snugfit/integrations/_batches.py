@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
 from snugfit._core.parts import part_sizes
+from snugfit._engine.step_plan import drawing_nothing
 from snugfit.errors import UsageError
 
 
@@ -40,7 +41,7 @@ def example_of(loader: DataLoader[Any], count: int, device: torch.device) -> Any
         UsageError: the loader's data set has no indices.
     """
     _require_indices(loader)
-    with torch.random.fork_rng(devices=[]):
+    with drawing_nothing():
         items = [loader.dataset[index % len(loader.dataset)] for index in range(count)]  # type: ignore[arg-type]
         return _changed(lambda tensor: tensor.to(device), loader.collate_fn(items))
 

@@ -1,8 +1,10 @@
 """Plans of other libraries' loops: trials that change nothing, equal micro-batches, and budgets that hold."""
 
 import copy
+import random
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from torch.nn import functional as F
 
 from snugfit._core.profile import ProbeLine, Profile
 from snugfit._engine.step_plan import LibraryStep, StepPlanner
+from snugfit.errors import UsageError
 from snugfit.integrations._recomputation import ForwardRecomputation, NoRecomputation
 from snugfit.memory import Baseline, MemoryLimit
 
@@ -47,6 +50,28 @@ def test_trials_change_nothing(kind, scale):
     assert all(parameter.grad is None for parameter in model.parameters())
     step.passes(4)
     assert any(parameter.grad.abs().sum() != 0 for parameter in model.parameters()), "no hook is left"
+
+
+def test_trials_draw_no_random_numbers_of_python_and_numpy():
+    model = small()
+    step = step_of(model, torch.optim.SGD(model.parameters()))
+    state = random.getstate()
+    random.seed(1)
+    np.random.seed(1)
+    with step.unchanged():
+        random.random()
+        np.random.random()
+    found = (random.random(), np.random.random())
+    random.seed(1)
+    np.random.seed(1)
+    assert found == (random.random(), np.random.random())
+    random.setstate(state)
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused():
+    model = small()
+    with pytest.raises(UsageError, match="cannot plan LBFGS, whose step needs a closure"):
+        step_of(model, torch.optim.LBFGS(model.parameters()))
 
 
 def test_a_trial_takes_the_memory_of_state_and_gradients():
