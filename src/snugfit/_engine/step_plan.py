@@ -8,7 +8,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -156,7 +156,8 @@ class StepPlanner:
 
     def _measured(self, needed: Needed | None = None) -> Profile:
         probes = [self._probe(KEEPING), *(self._probe(each, needed) for each in self.step.recomputation.schedules)]
-        return MeasurementContext(self.meter, self.limit, lambda *_: None).profile(probes)
+        profile = MeasurementContext(self.meter, self.limit, lambda *_: None).profile(probes)
+        return replace(profile, lines=_with_kernels_of_all(profile.lines))
 
     def _may_help(self, tried: Mapping[str, ProbeLine | None], available: float) -> bool:
         """Whether a whole batch does not fit without recomputation."""
@@ -258,3 +259,9 @@ class StepPlanner:
     @property
     def _name(self) -> str:
         return type(self.step.module).__name__
+
+
+def _with_kernels_of_all(lines: Mapping[str, ProbeLine]) -> dict[str, ProbeLine]:
+    """Lines with the most that a new batch size left: later ones found the kernels of the same sizes in memory."""
+    most = max((line.shape_bytes for line in lines.values()), default=0.0)
+    return {name: replace(line, shape_bytes=most) for name, line in lines.items()}

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from snugfit._core.profile import ProbeLine, Profile
-from snugfit._engine.step_plan import LibraryStep, StepPlanner
+from snugfit._engine.step_plan import LibraryStep, StepPlanner, _with_kernels_of_all
 from snugfit.errors import UsageError
 from snugfit.integrations._recomputation import ForwardRecomputation, NoRecomputation
 from snugfit.memory import Baseline, MemoryLimit
@@ -50,6 +50,12 @@ def test_trials_change_nothing(kind, scale):
     assert all(parameter.grad is None for parameter in model.parameters())
     step.passes(4)
     assert any(parameter.grad.abs().sum() != 0 for parameter in model.parameters()), "no hook is left"
+
+
+def test_all_schedules_need_what_kernels_of_a_new_size_took_the_first():
+    first, second = (ProbeLine(name, 0, 0, 0, 0, 0, shape_bytes=most) for name, most in (("", 5.0), ("all", 0.0)))
+    found = _with_kernels_of_all({"": first, "all": second})
+    assert [each.shape_bytes for each in found.values()] == [5.0, 5.0]
 
 
 def test_trials_draw_no_random_numbers_of_python_and_numpy():
