@@ -66,8 +66,10 @@ the longer rungs it first rises for an epoch (of every block, where blocks train
 the end of every run, "at T" the validation accuracy at equal seconds: T is when the last seed of backprop without a
 cap ends. Of `backprop`, `checkpoint` and `peer` the best epoch counts, of all or by T; of the others the best exit of
 the blocks that are trained by then ("-" before the first). Seconds include profiling and validation. "Gap" is the test
-accuracy less that of backprop without a cap, in points. `peer` is a plain PyTorch loop with the largest micro-batch
-that halving finds; its BatchNorm keeps tracked statistics. What is infeasible is tried once.
+accuracy less that of backprop without a cap, in points. "Images a step" is the batch; of blocks, which do not
+accumulate, that of each, and the number of modules. A single module is exact, so that what it gains over backprop it
+gains by more steps on smaller batches, and not by local losses. `peer` is a plain PyTorch loop with the largest
+micro-batch that halving finds; its BatchNorm keeps tracked statistics. What is infeasible is tried once.
 """.strip()
 
 
@@ -119,7 +121,7 @@ def _capped_rung(arms: list[Arm], found: dict[str, list[Row]], rung: str) -> str
     ends = [row["curve"][-1][0] for row in free if row["curve"]]
     time = max(ends, default=None)
     header = ("arm", "lr", "seeds", "test, equal epochs", "gap", "validation, equal epochs", "validation at T",
-              "at T/2", "seconds", "peak (MB)", "commit")  # fmt: skip
+              "at T/2", "seconds", "peak (MB)", "images a step", "commit")  # fmt: skip
     lines = [
         _capped_line(_named(arm, found[arm.name]), found[arm.name], [row["test"] for row in free], time)
         for arm in there
@@ -133,14 +135,25 @@ def _capped_line(name: str, rows: list[Row], free: list[float], time: float | No
     done, last = _done(rows), ", ".join(dict.fromkeys(row["commit"] for row in rows))
     first = [name, _rate(rows[0]), _seeds(rows)]
     if not done:
-        return [*first, _failure(rows[0]), *["-"] * 6, last]
+        return [*first, _failure(rows[0]), *["-"] * 7, last]
     tests, ends = [row["test"] for row in done], [row["curve"][-1][0] for row in done if row["curve"]]
     gap = 100 * (fmean(tests) - fmean(free)) if free else None
     return [
         *first, with_spread(tests), number(gap, 1), with_spread([row["val"] for row in done]),
         *(_by(done, None if time is None else part * time) for part in (1.0, 0.5)),
-        number(fmean(ends) if ends else None, 0), mb(max(row["peak_bytes"] for row in done)), last,
+        number(fmean(ends) if ends else None, 0), mb(max(row["peak_bytes"] for row in done)),
+        ", ".join(dict.fromkeys(map(_step_images, done))), last,
     ]  # fmt: skip
+
+
+def _step_images(row: Row) -> str:
+    """Images of a step, of every block; "-" if unknown."""
+    chosen = row.get("chosen") or {}
+    if "blocks" in chosen:
+        sizes = " + ".join(str(images) for *_, images in chosen["blocks"])
+        modules = len(chosen["modules"])
+        return f"{sizes} in {modules} module{'s' if modules > 1 else ''}"
+    return str(chosen["micro_batch"] * chosen["micro_batches"]) if "micro_batches" in chosen else "-"
 
 
 def _by(rows: list[Row], time: float | None) -> str:

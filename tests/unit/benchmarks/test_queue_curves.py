@@ -96,6 +96,15 @@ class TestPage:
         shown = self.shown(self.row(self.capped, 0, 0.5, 40.0, 150.0))
         assert shown["9 MB: units"][2:9] == ["1", "50.0", "-", "40.0", "-", "-", "150"]
 
+    def test_images_of_a_step_are_told_with_the_modules(self) -> None:
+        """Without them a single module, which is exact, would pass for local learning."""
+        blocks = self.row(self.capped, 0, 0.5, 40.0) | {
+            "chosen": {"blocks": [[0, 1, 19], [2, 2, 64]], "modules": [0, 1]}
+        }
+        free = self.row(self.free, 0, 0.5, 90.0) | {"chosen": {"micro_batch": 32, "micro_batches": 4}}
+        shown = self.shown(free, blocks, self.row(self.tight, 0, 0.5, 9.0))
+        assert [cells[10] for cells in shown.values()][-3:] == ["128", "19 + 64 in 2 modules", "-"]
+
     def test_rows_of_former_settings_are_marked_until_there_are_others(self) -> None:
         changed = replace(self.capped, settings=self.capped.settings | {"keep": "best"})
         former, present = self.row(self.capped, 0, 0.5, 40.0, 150.0), self.row(changed, 0, 0.6, 40.0, 140.0)
