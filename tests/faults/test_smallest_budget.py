@@ -26,7 +26,7 @@ def train(folder: Path, memory: str, *more: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("strategy", ["sidenet", "checkpoint"])
+@pytest.mark.parametrize("strategy", ["sidenet", pytest.param("checkpoint", marks=pytest.mark.slow)])
 def test_the_smallest_budget_is_one_that_works(tmp_path, strategy):
     options = ["--model", "mobilenet_v2", "--image-size", "64", "--strategy", strategy]
     code, told = train(tmp_path / "refused", "20MB", *options)
