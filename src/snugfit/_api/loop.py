@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from snugfit._chain import Chain
 from snugfit._core.amounts import parse_bytes
-from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.options import Checked, Count, Size, from_keywords
 from snugfit._core.parts import part_sizes
 from snugfit._core.request import Request
-from snugfit._core.workload import OptimizerState, Workload
+from snugfit._core.workload import OptimizerState
 from snugfit._engine.builder import optimizer_of
-from snugfit._engine.loop_plan import LoopPlan, LoopPlanner
+from snugfit._engine.loop_plan import LoopPlan, LoopPlanner, step_workload
 from snugfit._engine.loop_trainer import LoopNetwork, parts_of
 from snugfit._engine.process import baseline
 from snugfit._quantities import format_bytes
@@ -70,6 +69,20 @@ class FitRecord:
     recomputation: str
     enforced: bool
     steps: int
+
+    @classmethod
+    def of(cls, plan: LoopPlan, limit: MemoryLimit, measured_bytes: int, steps: int) -> FitRecord:
+        """The record of a plan within a limit."""
+        return cls(
+            predicted_bytes=plan.predicted_bytes,
+            budget_bytes=limit.budget_bytes or 0,
+            measured_bytes=measured_bytes,
+            micro_batch=plan.micro_batch,
+            micro_batches=plan.micro_batches,
+            recomputation=plan.recomputation,
+            enforced=limit.enforced,
+            steps=steps,
+        )
 
     def __str__(self) -> str:
         sizes = (self.predicted_bytes, self.budget_bytes, self.measured_bytes)
@@ -197,17 +210,7 @@ class FitStep:
     @property
     def record(self) -> FitRecord:
         """What was predicted, allowed and measured so far."""
-        plan, limit = self.plan, self._limit
-        return FitRecord(
-            predicted_bytes=plan.predicted_bytes,
-            budget_bytes=limit.budget_bytes or 0,
-            measured_bytes=self._measured,
-            micro_batch=plan.micro_batch,
-            micro_batches=plan.micro_batches,
-            recomputation=plan.recomputation,
-            enforced=limit.enforced,
-            steps=self._steps,
-        )
+        return FitRecord.of(self.plan, self._limit, self._measured, self._steps)
 
     def _close(self) -> None:
         """Read the peak for the last time, and remove all hooks and gradients from the model."""
@@ -264,7 +267,7 @@ def fit(
             chain = Chain.from_any_module(model, shape)
             _require_mean(loss_function, chain, example, device)
         network = LoopNetwork(model, chain, loss_function, optimizer_of(request))
-        workload = _workload(network, shape, chosen.batch_size)
+        workload = step_workload(network.model, shape, chosen.batch_size, network.optimizer)
         images, targets = (_resized(each, chosen.batch_size).to(device) for each in example)
         plan = LoopPlanner(network, workload, (images, targets), limit, meter).plan()
         step = FitStep(network, plan, limit, meter, example)
@@ -275,23 +278,6 @@ def fit(
             yield step
         finally:
             step._close()
-
-
-def _workload(network: LoopNetwork, shape: tuple[int, int, int], batch_size: int) -> Workload:
-    """A workload of one step."""
-    return Workload(
-        model=type(network.model).__name__,
-        data=FROM_PYTHON,
-        input_shape=shape,
-        classes=1,
-        train_count=batch_size,
-        val_count=0,
-        test_count=0,
-        epochs=1,
-        batch_size=batch_size,
-        optimizer=network.optimizer,
-        loss="python",
-    )
 
 
 def module_device(model: nn.Module) -> torch.device:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from snugfit._chain import Chain, on_meta_or
 from snugfit._core.budget import Budget
+from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.parts import largest_parts, part_sizes
 from snugfit._core.profile import ProbeLine, Profile
-from snugfit._core.workload import Workload
+from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._engine.loop_trainer import LoopNetwork, LoopTrainer, TrialSteps, parts_of
 from snugfit._planner import MeasurementContext
 from snugfit._quantities import format_bytes
@@ -50,6 +51,25 @@ class LoopPlan:
     batch_size: int
     recomputation: str
     predicted_bytes: int
+
+
+def step_workload(
+    model: nn.Module, shape: tuple[int, int, int], batch_size: int, optimizer: OptimizerSettings
+) -> Workload:
+    """A workload of one step on a batch of images of a shape (C, H, W)."""
+    return Workload(
+        model=type(model).__name__,
+        data=FROM_PYTHON,
+        input_shape=shape,
+        classes=1,
+        train_count=batch_size,
+        val_count=0,
+        test_count=0,
+        epochs=1,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        loss="python",
+    )
 
 
 def on_meta(model: nn.Module) -> nn.Module:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from snugfit._core.workload import OptimizerSettings
-from snugfit.lean.update_rules import UpdateRule
+from snugfit.lean.update_rules import UpdateRule, WrappingRule
 
 _TRAINED = "trained"
 """Name of the trained weights in a state; the weights of the same checkpoint are the averaged ones."""
@@ -16,7 +16,7 @@ _MOST_OF_FIRST = 0.1
 """Share of the first step's weights in the final average above which a run says so."""
 
 
-class AveragedRule:
+class AveragedRule(WrappingRule):
     """An update rule that also averages the weights after every step: ``a = decay a + (1 - decay) w``.
 
     The average begins as the weights after the first step, as in ``torch.optim.swa_utils``. Averaged and trained
@@ -24,18 +24,10 @@ class AveragedRule:
     """
 
     def __init__(self, rule: UpdateRule, parameter: nn.Parameter, decay: float) -> None:
-        self._rule, self._parameter, self._decay = rule, parameter, decay
+        super().__init__(rule)
+        self._parameter, self._decay = parameter, decay
         self._other: Tensor | None = None
         self.averaged = False
-
-    @property
-    def lr(self) -> float:
-        """Learning rate of the next step."""
-        return self._rule.lr
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        self._rule.lr = value
 
     @torch.no_grad()
     def step(self, parameter: Tensor) -> None:

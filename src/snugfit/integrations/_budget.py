@@ -121,13 +121,4 @@ class LoopBudget:
         plan = self.loop_plan
         if plan is None:
             raise UsageError("nothing has been planned yet: a record exists once training has begun.")
-        return FitRecord(
-            predicted_bytes=plan.predicted_bytes,
-            budget_bytes=self.budget_bytes,
-            measured_bytes=self._measured,
-            micro_batch=plan.micro_batch,
-            micro_batches=plan.micro_batches,
-            recomputation=plan.recomputation,
-            enforced=self._limit.enforced,
-            steps=self.steps,
-        )
+        return FitRecord.of(plan, self._limit, self._measured, self.steps)

@@ -8,9 +8,8 @@ from typing import cast
 from torch import Tensor, nn
 
 from snugfit._chain import Chain
-from snugfit._core.option_groups import FROM_PYTHON
-from snugfit._core.workload import OptimizerSettings, Workload
-from snugfit._engine.loop_plan import on_meta
+from snugfit._core.workload import OptimizerSettings
+from snugfit._engine.loop_plan import on_meta, step_workload
 from snugfit.profiling import unit_stats
 from snugfit.strategies.checkpoint.candidates import find_candidates
 from snugfit.strategies.recomputation.forward import recomputing_forward
@@ -51,19 +50,7 @@ class ForwardRecomputation:
         meta = Chain.from_any_module(on_meta(self.network), shape)
         if self._chain.undivided or meta.reasons_against_units(recomputed=True):
             return []
-        workload = Workload(
-            model=type(self.network).__name__,
-            data=FROM_PYTHON,
-            input_shape=shape,
-            classes=1,
-            train_count=batch,
-            val_count=0,
-            test_count=0,
-            epochs=1,
-            batch_size=batch,
-            optimizer=OptimizerSettings("sgd"),
-            loss="python",
-        )
+        workload = step_workload(self.network, shape, batch, OptimizerSettings("sgd"))
         found = find_candidates(meta, unit_stats(meta), workload)
         recomputing = [str(each.schedule) for each in found if each.schedule.recomputes]
         return list(dict.fromkeys([*recomputing[len(recomputing) // 2 :][:1], *recomputing[-1:]]))

@@ -23,7 +23,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from snugfit.lean.update_rules import UpdateRule, fit_gradient
+from snugfit.lean.update_rules import UpdateRule, WrappingRule, fit_gradient
 
 StateType = Literal["float32", "bfloat16", "int8"]
 Number = TypeVar("Number", float, Tensor)
@@ -108,7 +108,7 @@ def _blocks(values: Tensor) -> Tensor:
     return (torch.nn.functional.pad(values, (0, missing)) if missing else values).view(-1, BLOCK)
 
 
-class RoundingRule:
+class RoundingRule(WrappingRule):
     """An update rule whose state is kept in another type between two steps; weights in bfloat16 stay in bfloat16.
 
     A step works on one piece of the parameter after the other: it restores the piece's state, and weights in bfloat16,
@@ -124,17 +124,9 @@ class RoundingRule:
     """
 
     def __init__(self, rule: UpdateRule, names: tuple[str, ...], kind: StateType, seed: int = 0) -> None:
-        self._rule, self._names, self._kind, self._seed = rule, names, kind, seed
+        super().__init__(rule)
+        self._names, self._kind, self._seed = names, kind, seed
         self.state: dict[str, Tensor] = {}
-
-    @property
-    def lr(self) -> float:
-        """Learning rate of the next step."""
-        return self._rule.lr
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        self._rule.lr = value
 
     @torch.no_grad()
     def step(self, parameter: Tensor) -> None:

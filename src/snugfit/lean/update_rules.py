@@ -30,6 +30,22 @@ class UpdateRule(Protocol):
         """Apply the gradient of a parameter of any shape; the gradient stays, and its values may change."""
 
 
+class WrappingRule:
+    """What rules that run another one share: its learning rate."""
+
+    def __init__(self, rule: UpdateRule) -> None:
+        self._rule = rule
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the next step."""
+        return self._rule.lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self._rule.lr = value
+
+
 class FusedSGD:
     """SGD with momentum, without dampening or Nesterov: equal to ``torch.optim.SGD(fused=True)`` bit for bit."""
 

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from impossible_budgets import refusal
 
 pytest.importorskip("accelerate")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")
@@ -68,22 +69,8 @@ def fitted():
 
 
 def refused():
-    """What an impossible budget says, and a training in the smallest one that it names."""
-    import resource
-
-    import snugfit
-    from snugfit.errors import InfeasibleBudgetError
-
     trained()
-    snugfit.prepare_process(1)
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    message, smallest = "", 0
-    try:
-        trained("9MB")
-    except InfeasibleBudgetError as error:
-        message, smallest = str(error), error.smallest_bytes
-    restored = resource.getrlimit(resource.RLIMIT_DATA) == before
-    return {"message": message, "restored": restored, "record": vars(trained(smallest)[1])}
+    return refusal(lambda memory: vars(trained(memory)[1]))
 
 
 def crowded():
@@ -125,7 +112,7 @@ def test_a_budget_holds_and_weights_are_those_of_the_whole_batch(fresh_process):
 
 
 def test_an_impossible_budget_says_what_is_needed(fresh_process):
-    found = fresh_process(refused, helpers=(trained,), timeout=250)["refused"]
+    found = fresh_process(refused, helpers=(trained, refusal), timeout=250)["refused"]
     assert "Sequential does not fit memory=9.0 MB" in found["message"] and found["restored"]
     assert_bounded(found["record"])
 

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from impossible_budgets import refusal
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -68,22 +69,8 @@ def fitted():
 
 
 def refused():
-    """What an impossible budget says, and a training in the smallest one that it names."""
-    import resource
-
-    import snugfit
-    from snugfit.errors import InfeasibleBudgetError
-
-    trainer_of()  # what it imports is at rest
-    snugfit.prepare_process(1)
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    message, smallest = "", 0
-    try:
-        compared("9MB")
-    except InfeasibleBudgetError as error:
-        message, smallest = str(error), error.smallest_bytes
-    restored = resource.getrlimit(resource.RLIMIT_DATA) == before
-    return {"message": message, "restored": restored, "record": compared(smallest)}
+    trainer_of()
+    return refusal(compared)
 
 
 def interrupted():
@@ -139,7 +126,7 @@ def test_a_budget_holds_and_weights_are_those_of_the_whole_batch(fresh_process):
 
 
 def test_an_impossible_budget_says_what_is_needed(fresh_process):
-    found = fresh_process(refused, helpers=(trainer_of, compared), timeout=250)["refused"]
+    found = fresh_process(refused, helpers=(trainer_of, compared, refusal), timeout=250)["refused"]
     assert "ViTForImageClassification does not fit memory=9.0 MB" in found["message"] and found["restored"]
     assert_bounded(found["record"])
 

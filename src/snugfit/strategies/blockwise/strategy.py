@@ -64,7 +64,8 @@ TRAINED_BLOCKS_BYTES = 2_000_000
 """Lower bound of the bytes that trained blocks leave in memory: kernels of their shapes, file buffers."""
 
 FRAGMENTS_BYTES = 1_000_000
-"""Heap that these hold in pieces: tests of exits took up to 2.2 MB more than their feature maps and weights."""
+"""Free heap in pieces too small to use, after trained blocks: tests of exits took up to 2.2 MB more than their feature
+maps and weights."""
 
 TEST_IMAGES = 16
 """Images at once in the test of the exit; more if the weights of one layer take more memory than their feature maps."""
