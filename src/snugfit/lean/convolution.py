@@ -7,7 +7,8 @@ nothing to save, and :class:`LeanConv2d` equals torch's own except for the weigh
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +42,7 @@ class _LeanConvolution(torch.autograd.Function):
 
     ``dtype`` is the type of the input, if the weight has another: the low precision of autocast, or float32 for a
     weight in bfloat16. The weight is converted again in the backward pass: copies of all weights would live from one
-    pass to the other.
+    pass to the other. Unless ``computes``, the output is a placeholder without memory.
     """
 
     @staticmethod
@@ -53,11 +54,15 @@ class _LeanConvolution(torch.autograd.Function):
         geometry: Geometry,
         by_position: bool,
         dtype: torch.dtype | None,
+        computes: bool,
     ) -> Tensor:
         to_inputs, to_weight = ctx.needs_input_grad[:2]
         ctx.save_for_backward(inputs if to_weight else None, weight if to_inputs else None)
         ctx.layouts, ctx.geometry = (Layout.of(inputs), Layout.of(weight)), geometry
         ctx.by_position, ctx.dtype = by_position, dtype
+        if not computes:
+            size = output_size(inputs.shape[2:], weight.shape[2:], geometry)
+            return inputs.new_empty(1, dtype=dtype).expand(len(inputs), len(weight), *size)
         if dtype is None:
             return F.conv2d(inputs, weight, bias, *geometry)
         with no_autocast(inputs, dtype):
@@ -83,7 +88,7 @@ class _LeanConvolution(torch.autograd.Function):
             found[1] = conv_weight_gradient(gradient, inputs, kernel, stride, padding, dilation)
         if to_bias and not mask[2]:  # oneDNN would compute the weight's gradient on the way
             found[2] = gradient.sum((0, 2, 3))
-        return (*found, None, None, None)
+        return (*found, None, None, None, None)
 
 
 def _separated(mask: list[bool]) -> list[list[bool]]:
@@ -234,7 +239,7 @@ class LeanConv2d(nn.Conv2d):
             stock: Tensor = super()._conv_forward(input, weight.to(input.dtype) if converts else weight, bias)
             return stock
         images, geometry = self._prepared(input, dtype)
-        output: Tensor = _LeanConvolution.apply(images, weight, bias, geometry, by_position, dtype)
+        output: Tensor = _LeanConvolution.apply(images, weight, bias, geometry, by_position, dtype, True)
         return output.squeeze(0) if input.dim() == 3 else output
 
     def _prepared(self, input: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Geometry]:
@@ -261,15 +266,36 @@ class LeanConv2d(nn.Conv2d):
 
     def _is_small(self, inputs: Tensor) -> bool:
         """Whether to compute the weight gradient by kernel position, for inputs (B, C, H, W)."""
-        if self.groups > 1 or self.padding_mode != "zeros" or isinstance(self.padding, str) or inputs.dim() != 4:
+        if self.padding_mode != "zeros" or isinstance(self.padding, str) or inputs.dim() != 4:
             return False
-        if inputs.device.type == "cuda":
-            return False
-        sizes = zip(inputs.shape[2:], self.padding, self.dilation, self.kernel_size, self.stride, strict=True)
-        pixels = 1
-        for size, padding, dilation, kernel, stride in sizes:
-            pixels *= (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-        return pixels <= SMALL_MAP
+        geometry = Geometry(self.stride, self.padding, self.dilation, self.groups)
+        return _has_small_output(inputs, self.kernel_size, geometry)
+
+
+def _has_small_output(inputs: Tensor, kernel: Pair, geometry: Geometry) -> bool:
+    """Whether inputs (B, C, H, W) on a processor give outputs of at most :data:`SMALL_MAP` pixels, in one group."""
+    if geometry.groups > 1 or inputs.device.type == "cuda":
+        return False
+    return math.prod(output_size(inputs.shape[2:], kernel, geometry)) <= SMALL_MAP
+
+
+def convolution_for_backward(layer: nn.Conv2d, inputs: Tensor, padding: Pair) -> Tensor:
+    """A convolution of (B, C, H, W) of which only gradients are wanted; its output (B, K, H', W') has no values.
+
+    ``padding`` are zeros, in place of the layer's own, for inputs that are padded already.
+    """
+    dtype, geometry = autocast_dtype(inputs), Geometry(layer.stride, padding, layer.dilation, layer.groups)
+    images = inputs if dtype is None else inputs.to(dtype)
+    trained = layer.weight.requires_grad and dtype is None
+    by_position = trained and isinstance(layer, LeanConv2d) and _has_small_output(inputs, layer.kernel_size, geometry)
+    found: Tensor = _LeanConvolution.apply(images, layer.weight, layer.bias, geometry, by_position, dtype, False)
+    return found
+
+
+def output_size(size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> list[int]:
+    """Rows and columns of a convolution's output, from those of its input and kernel."""
+    sizes = zip(size, kernel, geometry.stride, geometry.padding, geometry.dilation, strict=True)
+    return [(pixels + 2 * padded - apart * (taps - 1) - 1) // step + 1 for pixels, taps, step, padded, apart in sizes]
 
 
 def standardise(weight: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import cast
 
 from torch import Tensor, fx, nn
 
+from snugfit.lean.convolution import convolution_for_backward
 from snugfit.tiling.adjoint import AddAdjoint, Adjoint, BatchNormAdjoint, ConvAdjoint, RegionTensor
 from snugfit.tiling.geometry import SAME
 from snugfit.tiling.layers import Layer, Layers, Region
@@ -73,6 +74,7 @@ class TileablePrefix:
         entries: Mapping[int, Tensor],
         statistics: Statistics | None = None,
         keep: Container[int] = (),
+        unread: Container[int] = (),
     ) -> dict[int, Tensor]:
         """Run layers ``start``, ..., ``stop - 1`` on parts (B, C, h, w) of feature maps.
 
@@ -85,6 +87,7 @@ class TileablePrefix:
             entries: the parts of feature maps up to ``start`` that are read, by number.
             statistics: for norms that normalise by their batch, by number.
             keep: numbers of feature maps that are returned too.
+            unread: numbers of feature maps of convolutions of which only gradients are wanted: they have no values.
         """
         values, alive = dict(entries), {*self.layers.alive(stop)}
         kept = {*alive, *(number for number in regions if number in keep)}
@@ -96,7 +99,8 @@ class TileablePrefix:
             inputs = [RegionTensor(values[read], regions[read]) for read in each.layer.reads]
             moments = statistics.get(number) if statistics else None
             reusable = self._is_reusable(number, start, kept)
-            values[number + 1] = self._made(number, made, inputs, moments, reusable=reusable)
+            backward = number + 1 in unread
+            values[number + 1] = self._made(number, made, inputs, moments, reusable=reusable, for_backward=backward)
             del inputs
             for read in each.layer.reads:
                 if last[read] == number and read not in kept:
@@ -124,8 +128,12 @@ class TileablePrefix:
         moments: tuple[Tensor, Tensor] | None,
         *,
         reusable: bool,
+        for_backward: bool = False,
     ) -> Tensor:
-        """The output (B, C, h, w) of an operator on parts of feature maps."""
+        """The output (B, C, h, w) of an operator on parts of feature maps.
+
+        If it is only ``for_backward``, that of a convolution has no values.
+        """
         each, batch = self.operators[number], len(inputs[0].values)
         if not made.area or not batch:
             shape = (batch, self.layers.maps[number + 1].channels, len(made.rows), len(made.columns))
@@ -135,12 +143,16 @@ class TileablePrefix:
         sizes = [self.layers.maps[read] for read in each.layer.reads]
         whole = made == self.layers.maps[number + 1].whole and inputs[0].region == sizes[0].whole
         if whole and isinstance(each.module, _PADDING):  # the layer pads without a copy
+            if for_backward and isinstance(each.module, nn.Conv2d) and not isinstance(each.module.padding, str):
+                return convolution_for_backward(each.module, inputs[0].values, each.module.padding)
             return cast(Tensor, each.module.forward(inputs[0].values))
         if each.layer.rows is SAME and each.layer.columns is SAME and all(held.region == made for held in inputs):
             framed = [held.values for held in inputs]
         else:
             needs = each.layer.needs(made)
             framed = [held.padded(needs, size, each.fill) for held, size in zip(inputs, sizes, strict=True)]
+        if for_backward and isinstance(each.module, nn.Conv2d):
+            return convolution_for_backward(each.module, framed[0], (0, 0))
         return each.call(*framed) if moments is None else normalised(each.module, framed[0], *moments)
 
 

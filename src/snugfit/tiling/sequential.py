@@ -99,13 +99,28 @@ class Segment:
         made = _Tiled.apply(self, passed, *entries, *moments, *parameters)
         return dict(zip([*self.outputs, *passed], made, strict=True))
 
+    @cached_property
+    def unread(self) -> list[int]:
+        """Numbers of those outputs that no layer of the segment reads."""
+        read = {number for layer in self.prefix.layers.layers[self.start : self.stop] for number in layer.reads}
+        return [number for number in self.outputs if number not in read]
+
     def run(
-        self, regions: dict[int, Region], entries: Sequence[Tensor], moments: Sequence[Tensor]
+        self,
+        regions: dict[int, Region],
+        entries: Sequence[Tensor],
+        moments: Sequence[Tensor],
+        *,
+        for_backward: bool = False,
     ) -> dict[int, Tensor]:
-        """Run a tile on parts (B, C, h, w) of its entries, with moments (C,)."""
+        """Run a tile on parts (B, C, h, w) of its entries, with moments (C,).
+
+        For the backward pass, outputs of convolutions that the segment does not read itself have no values.
+        """
         read = {number: entry for number, entry in zip(self.entries, entries, strict=True) if number in regions}
         statistics = {self.start: (moments[0], moments[1])} if self.by_batch else None
-        return self.prefix.run(self.start, self.stop, regions, read, statistics)
+        unread = self.unread if for_backward else ()
+        return self.prefix.run(self.start, self.stop, regions, read, statistics, unread=unread)
 
     def whole(self, number: int, like: Tensor, entry: Tensor) -> Tensor:
         """Storage (B, C, H, W) for a feature map or its gradient: in scratch, except for the first and the last one.
@@ -203,7 +218,7 @@ class _GradientSums:
         moments = [each.detach().requires_grad_(self._moments_matter) for each in self.moments]
         trained = [self.parameters[place] for place in self.trained]
         with torch.enable_grad(), autocast():
-            made = self.segment.run(regions, parts, moments)
+            made = self.segment.run(regions, parts, moments, for_backward=True)
             outputs = {number: _within(made[number], regions[number], core) for number, core in cores.items()}
         flowing = [(number, up) for number, up in gradients.items() if up is not None and number in outputs]
         flowing = [(number, up) for number, up in flowing if outputs[number].requires_grad]

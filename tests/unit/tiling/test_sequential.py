@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tiled_nets import LAYERS, assert_same, gradients, images, network, untiled
 from torch import fx, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from snugfit import _models as models
 from snugfit._chain import Chain
@@ -315,3 +316,34 @@ def test_errors():
     norm = fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         TiledForward(norm, (3, 3, 3), (1, 1))(torch.randn(1, 3, 3, 3))
+
+
+class Convolutions(TorchDispatchMode):
+    """Counts convolutions of a forward pass."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.convolution.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("dtype", "lowered"), [(torch.float64, False), (torch.float32, True)])
+def test_the_backward_pass_does_not_compute_convolutions_that_end_a_group_again(dtype, lowered):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3)]
+    module = fx.symbolic_trace(nn.Sequential(*layers).to(dtype))
+    tiled, inputs = TiledForward(module, (3, 12, 12), (1, 1), Profile((0, 3, 5))), images(12, 12).to(dtype)
+    with Convolutions() as counted:
+        with torch.autocast("cpu", torch.bfloat16, enabled=lowered):
+            loss = tiled(inputs).float().square().sum()
+        assert counted.count == 3
+        loss.backward()
+        assert counted.count == 4, "the first convolution does not end its group"
+    own = [each.grad.clone() for each in module.parameters()]
+    module.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=lowered):
+        loss = module(inputs).float().square().sum()
+    loss.backward()
+    for mine, other in zip(own, module.parameters(), strict=True):
+        assert float((mine - other.grad).norm() / other.grad.norm()) < (1e-2 if lowered else 1e-6)
