@@ -130,6 +130,7 @@ def prepare_process(threads: int | None = None, waiting: int | None = None) -> B
     release_memory()
     gc.freeze()  # what exists by now stays: collecting garbage need not look at it again, which took 150 ms each time
     _late_bytes.clear()
+    _own[:] = [waiting is not None]
     status = read_status()
     return Baseline(anon=status.anon, data=status.data, waiting=waiting)
 
@@ -163,6 +164,12 @@ def library_import() -> Iterator[None]:
 
 _importing: list[bool] = []
 _late_bytes: list[int] = []
+_own: list[bool] = [False]
+
+
+def is_own_process() -> bool:
+    """Whether this process was started for the run and does nothing else, so that its heap has no other fragments."""
+    return _own[0]
 
 
 def late_bytes() -> int:

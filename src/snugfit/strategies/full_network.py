@@ -37,13 +37,13 @@ from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe, unit_stats
 from snugfit.strategies.memory_estimates import (
     PASS_SHARE,
-    SAFETY,
     available_headroom,
     forward_images,
     passing_kernel_bytes,
     place_synthetic_weights,
     require_images,
     reserved_bytes,
+    safety,
     smallest_budget,
     step_headroom,
     synthetic_batch,
@@ -131,6 +131,7 @@ def network_probe(
         limit,
         sizes=largest_parts(limit) if hold else (),
         layers=weight_layers(chain),
+        kernels=name,
         longest_seconds=LONGEST_STEP_SECONDS,
         headroom=partial(_expected_headroom, workload, sum(unit.parameters for unit in chain.all_units)),
     )
@@ -175,7 +176,7 @@ def batch_settings(
     steps = [lines[name] for name in (probe, line_name(probe, hold=True)) if name in lines]
     passing = _most_passing_bytes(workload, max((line.shape_bytes for line in steps), default=0.0))
     state = weights * workload.optimizer.state_per_parameter
-    late = min(state, SAFETY * (budget.memory_bytes or 0))
+    late = min(state, safety().share * (budget.memory_bytes or 0))
     absent = (state if holds else 0.0, late if recomputes or workload.compresses else state)
     if workload.clip_norm is not None:
         absent = (state, state)

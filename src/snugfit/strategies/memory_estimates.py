@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +19,27 @@ from snugfit._training.statistics import images_for
 from snugfit._training.strategy import Trainable
 from snugfit._training.task import Classification, Task
 from snugfit._upstream import kept_shared, to_channels_last
+from snugfit.memory.process import is_own_process
 from snugfit.memory.tensors import tensor_peak_bytes
 
-SAFETY = 0.015
-"""Share of a peak that is added for memory that no probe sees: Python objects, file buffers, heap fragments."""
-SAFETY_BYTES = 2_500_000
-"""Bytes added to every peak: reading, augmentation and saving, which probes do not have. In a process of their own,
-phases were 2 MB below to 1.3 MB above their probes; where other networks were trained before in the same process, and
-where a run is resumed in a fresh process, up to 2.9 MB above."""
+
+@dataclass(frozen=True)
+class Safety:
+    """What is added to a peak for memory that no probe sees: reading, augmentation, saving, heap fragments.
+
+    Attributes:
+        share: share of the peak.
+        bytes: bytes, whatever the peak.
+    """
+
+    share: float
+    bytes: int
+
+
+SAFETY = Safety(0.015, 2_500_000)
+"""Where other networks were trained before in the same process, phases were up to 2.9 MB above their probes."""
+OWN_SAFETY = Safety(0.01, 1_500_000)
+"""In a process that was started for the run, phases were 2 MB below to 1.3 MB above their probes."""
 RESERVED_BYTES = 5_000_000
 """Bytes that a budget must have beyond the predicted peak: a dry run reserves space for kernels (4.2 MB) in its first
 step, and for the real phase (1 MB) in both."""
@@ -47,9 +61,15 @@ DISTINCT_WEIGHTS = 4099
 MB = 10**6
 
 
+def safety() -> Safety:
+    """What is added to every peak that this process predicts."""
+    return OWN_SAFETY if is_own_process() else SAFETY
+
+
 def with_safety(resident_bytes: float, step_bytes: float) -> int:
     """Predicted peak of a phase: resident bytes, bytes of its step, and the safety margin."""
-    return int((resident_bytes + step_bytes) * (1 + SAFETY)) + SAFETY_BYTES
+    added = safety()
+    return int((resident_bytes + step_bytes) * (1 + added.share)) + added.bytes
 
 
 def step_headroom(budget: Budget, resident_bytes: float, reserved_bytes: float = RESERVED_BYTES) -> float:
@@ -59,8 +79,11 @@ def step_headroom(budget: Budget, resident_bytes: float, reserved_bytes: float =
 
 
 def available_headroom(available_bytes: float, reserved_bytes: float = RESERVED_BYTES) -> float:
-    """Bytes available to resident memory plus a step such that their peak leaves ``reserved_bytes``."""
-    return (available_bytes - reserved_bytes - SAFETY_BYTES) / (1 + SAFETY)
+    """Bytes available to resident memory plus a step such that their peak leaves ``reserved_bytes``.
+
+    It is the same in every process, because a budget that was enough in one has to be enough in the next.
+    """
+    return (available_bytes - reserved_bytes - SAFETY.bytes) / (1 + SAFETY.share)
 
 
 def reserved_bytes(state_bytes: float, passing_bytes: float) -> float:
@@ -68,7 +91,7 @@ def reserved_bytes(state_bytes: float, passing_bytes: float) -> float:
 
     ``passing_bytes`` bounds :func:`passing_kernel_bytes`, which a predicted peak includes.
     """
-    return max(RESERVED_BYTES - state_bytes, LEAST_RESERVED_BYTES + passing_bytes * (1 + SAFETY))
+    return max(RESERVED_BYTES - state_bytes, LEAST_RESERVED_BYTES + passing_bytes * (1 + SAFETY.share))
 
 
 def partial_gradient_bytes(workload: Workload, device: str, *modules: nn.Module) -> int:

@@ -14,7 +14,7 @@ from snugfit._core.profile import ProbeLine, ProbePoint
 from snugfit.strategies.blockwise.blocks import Residency, UnitNeeds, block_name, estimate_blocks, make_blocks
 from snugfit.strategies.blockwise.partition import Block
 from snugfit.strategies.blockwise.strategy import Blockwise
-from snugfit.strategies.memory_estimates import SAFETY, SAFETY_BYTES, with_safety
+from snugfit.strategies.memory_estimates import SAFETY, with_safety
 
 
 def need(kept, fixed, sample, elements=0, output=0, smallest=1, name="u", **more):
@@ -253,7 +253,7 @@ def test_cost_by_hand():
 
     rows = 1000 * 2 + 200
     assert first.name == "block 1: a to b" and first.units == ("a", "b") and first.batch_size == 8
-    assert first.peak_bytes == int((1000 + made.bytes_of(blocks[0])) * (1 + SAFETY)) + SAFETY_BYTES
+    assert first.peak_bytes == int((1000 + made.bytes_of(blocks[0])) * (1 + SAFETY.share)) + SAFETY.bytes
     statistics = 256  # images that norms' statistics are taken over, once for each block
     assert first.seconds == pytest.approx(0.05 * 1000 * 3 + 0.35 * 0.05 * (rows + statistics))
     assert first.storage_bytes == rows * (2 * 2 + 8), "with a label beside each row"

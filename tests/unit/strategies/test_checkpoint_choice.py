@@ -13,7 +13,7 @@ from snugfit.strategies.checkpoint.candidates import Candidate
 from snugfit.strategies.checkpoint.search import MARGIN_BYTES, MeasurementFilter
 from snugfit.strategies.checkpoint.strategy import Checkpoint
 from snugfit.strategies.full_network import network_cost
-from snugfit.strategies.memory_estimates import RESERVED_BYTES, SAFETY, SAFETY_BYTES
+from snugfit.strategies.memory_estimates import RESERVED_BYTES, SAFETY
 from snugfit.strategies.micro_batch import MicroBatching, line_name
 from snugfit.strategies.recomputation.schedule import Schedule
 
@@ -37,7 +37,7 @@ FILTER = MeasurementFilter(CANDIDATES, workload(), True)
 
 def available(headroom):
     """Bytes that leave ``headroom`` for a step, and nothing more."""
-    return int(headroom * (1 + SAFETY)) + SAFETY_BYTES + RESERVED_BYTES
+    return int(headroom * (1 + SAFETY.share)) + SAFETY.bytes + RESERVED_BYTES
 
 
 def worth_measuring(lines, free, judge=FILTER):

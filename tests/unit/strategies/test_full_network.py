@@ -1,6 +1,8 @@
 """Which batch the whole network trains at, and what that costs, from made-up lines."""
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -22,9 +24,9 @@ from snugfit.strategies.full_network import batch_settings, network_cost, networ
 from snugfit.strategies.memory_estimates import (
     DRIFT_BYTES,
     LEAST_RESERVED_BYTES,
+    OWN_SAFETY,
     RESERVED_BYTES,
     SAFETY,
-    SAFETY_BYTES,
     passing_kernel_bytes,
     reserved_bytes,
     smallest_budget,
@@ -46,18 +48,18 @@ def settings(budget, plain=(10 * MB, MB), holding=(20 * MB, MB), accumulate=True
     return found and (found.micro_batch, found.micro_batches, found.holds_gradients)
 
 
-ONE_SAMPLE = math.ceil(112 * (1 + SAFETY) + (SAFETY_BYTES + RESERVED_BYTES + DRIFT_BYTES) / MB) * MB
+ONE_SAMPLE = math.ceil(112 * (1 + SAFETY.share) + (SAFETY.bytes + RESERVED_BYTES + DRIFT_BYTES) / MB) * MB
 """Budget of a step with 100 MB of tensors: 12 % more for the process, safety, held back, drift, up to the next MB."""
 
 
 def budget_for(step_bytes):
     """A budget whose room for a step is just above ``step_bytes``."""
-    return int(step_bytes * (1 + SAFETY)) + SAFETY_BYTES + RESERVED_BYTES + 10
+    return int(step_bytes * (1 + SAFETY.share)) + SAFETY.bytes + RESERVED_BYTES + 10
 
 
 def test_safety_and_its_inverse():
-    assert with_safety(10 * MB, 90 * MB) == pytest.approx(101_500_000 + SAFETY_BYTES, abs=1)
-    assert step_headroom(Budget(101_500_000 + SAFETY_BYTES + RESERVED_BYTES), 10 * MB) == pytest.approx(90 * MB)
+    assert with_safety(10 * MB, 90 * MB) == pytest.approx(101_500_000 + SAFETY.bytes, abs=1)
+    assert step_headroom(Budget(101_500_000 + SAFETY.bytes + RESERVED_BYTES), 10 * MB) == pytest.approx(90 * MB)
     assert step_headroom(Budget(), 10 * MB) == float("inf")
     assert smallest_budget(profile({}), 100 * MB) == ONE_SAMPLE
 
@@ -147,7 +149,7 @@ def test_cost_by_hand():
     found = profile({"network": line(10 * MB, MB)}, base=5 * MB)
     cost = network_cost(found, "network", workload(), MicroBatching(64))
     epoch = 15 * 0.64 + 0.3 * 200 * 0.01
-    assert cost.peak_bytes == int((5 * MB + 74 * MB + 1) * (1 + SAFETY)) + SAFETY_BYTES
+    assert cost.peak_bytes == int((5 * MB + 74 * MB + 1) * (1 + SAFETY.share)) + SAFETY.bytes
     assert cost.seconds_per_epoch == pytest.approx(epoch) and cost.seconds == pytest.approx(3 * epoch)
     (phase,) = cost.phases
     assert (phase.batch_size, phase.units, phase.storage_bytes, cost.storage_bytes) == (64, ("a", "b"), 0, 0)
@@ -168,7 +170,7 @@ def test_cost_of_accumulation_by_hand():
     found = profile({"network": line(10 * MB, MB), "network:accumulate": line(20 * MB, MB, seconds=0.024)})
     cost = network_cost(found, "network", workload(), MicroBatching(32, 2))
     assert cost.seconds_per_epoch == pytest.approx(15 * 2 * 32 * 0.012 + 0.3 * 200 * 0.012)
-    assert cost.peak_bytes == int((52 * MB + 1) * (1 + SAFETY)) + SAFETY_BYTES
+    assert cost.peak_bytes == int((52 * MB + 1) * (1 + SAFETY.share)) + SAFETY.bytes
 
 
 def test_two_sizes_of_micro_batches_have_kernels_of_their_own():
@@ -184,7 +186,7 @@ def test_two_sizes_of_micro_batches_have_kernels_of_their_own():
         found = batch_settings(workload(), profile(lines), Budget(budget_for(room)), "network", accumulate=True)
         assert found == wanted
     cost = network_cost(profile(lines), "network", workload(epochs=1), three)
-    assert cost.peak_bytes == int((45 * MB + 1) * (1 + SAFETY)) + SAFETY_BYTES
+    assert cost.peak_bytes == int((45 * MB + 1) * (1 + SAFETY.share)) + SAFETY.bytes
     assert cost.seconds_per_epoch == pytest.approx((960 + 0.3 * 200) * 0.11 / 22), "64 images a step, not 66"
 
 
@@ -243,7 +245,7 @@ def test_a_budget_is_used_up_to_a_megabyte_with_much_optimizer_state():
     """10 MB and one per image; 40 MB of weights with as much momentum."""
     units = (replace(facts(weights=40 * MB), trained=10 * MB),)
     made = replace(profile({"network": line(10 * MB, MB)}), units=units)
-    budget = Budget(int(50 * MB * (1 + SAFETY)) + SAFETY_BYTES + LEAST_RESERVED_BYTES + 10)
+    budget = Budget(int(50 * MB * (1 + SAFETY.share)) + SAFETY.bytes + LEAST_RESERVED_BYTES + 10)
     work = workload(epochs=1, batch_size=40)
     assert batch_settings(work, made, budget, "network", accumulate=False).micro_batch == 40
     few = replace(made, units=(replace(units[0], trained=0),))
@@ -255,7 +257,7 @@ def test_clipped_steps_have_no_optimizer_state_at_the_peak_of_the_first(activati
     """Their gradients are applied behind it, however feature maps are kept."""
     made = replace(profile({"network": line(10 * MB, MB)}), units=(replace(facts(weights=40 * MB), trained=10 * MB),))
     work = workload(epochs=1, batch_size=40, activations=activations, clip_norm=1.0)
-    least = int(50 * MB * (1 + SAFETY)) + SAFETY_BYTES + LEAST_RESERVED_BYTES + 10
+    least = int(50 * MB * (1 + SAFETY.share)) + SAFETY.bytes + LEAST_RESERVED_BYTES + 10
     found = batch_settings(work, made, Budget(least), "network", accumulate=False, recomputes=recomputes)
     assert found.micro_batch == 40
 
@@ -266,7 +268,7 @@ def test_a_peak_at_the_end_of_the_backward_pass_has_optimizer_state_already(acti
     lines = {"network": line(10 * MB, MB), "network:accumulate": line(10 * MB, MB)}
     made = replace(profile(lines), units=(replace(facts(weights=40 * MB), trained=10 * MB),))
     work = workload(epochs=1, batch_size=40, activations=activations)
-    least = int(50 * MB * (1 + SAFETY)) + SAFETY_BYTES + LEAST_RESERVED_BYTES + 10
+    least = int(50 * MB * (1 + SAFETY.share)) + SAFETY.bytes + LEAST_RESERVED_BYTES + 10
 
     def found(budget, accumulate):
         return batch_settings(work, made, Budget(budget), "network", accumulate=accumulate, recomputes=recomputes)
@@ -329,3 +331,18 @@ def test_tiles_of_a_whole_batch_fit_without_counting_on_absent_optimizer_state()
     assert cost.storage_bytes == cost.phases[0].storage_bytes == 3 * 64
     (unlimited,) = whole.propose(workload(), found, HARDWARE, Budget())
     assert (unlimited.micro_batch, unlimited.line("network")) == (64, "network")
+
+
+def test_a_process_that_was_started_for_the_run_predicts_with_less_safety(monkeypatch):
+    others = with_safety(10 * MB, 90 * MB)
+    monkeypatch.setattr("snugfit.strategies.memory_estimates.is_own_process", lambda: True)
+    own = with_safety(10 * MB, 90 * MB)
+    assert own == int(100 * MB * (1 + OWN_SAFETY.share)) + OWN_SAFETY.bytes < others
+    assert step_headroom(Budget(others + RESERVED_BYTES), 10 * MB) == pytest.approx(90 * MB, abs=1), "as before"
+
+
+def test_only_a_process_for_which_another_one_waits_is_the_runs_own():
+    code = "from snugfit.memory.process import *; prepare_process(1{}); print(is_own_process())"
+    for waiting, own in (("", "False"), (", waiting=1", "True")):
+        done = subprocess.run([sys.executable, "-c", code.format(waiting)], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == own

@@ -10,7 +10,7 @@ from snugfit._core.request import StrategyOptions
 from snugfit.profiling import Probe
 from snugfit.profiling.probe import PROBE_GROWTH
 from snugfit.strategies.blockwise.strategy import Blockwise
-from snugfit.strategies.memory_estimates import RESERVED_BYTES, SAFETY, SAFETY_BYTES, TENSOR_TO_PROCESS
+from snugfit.strategies.memory_estimates import RESERVED_BYTES, SAFETY, TENSOR_TO_PROCESS
 from snugfit.strategies.micro_batch import line_name
 from snugfit.strategies.sidenet.configurations import (
     FEW_IMAGES,
@@ -25,7 +25,7 @@ from snugfit.strategies.sidenet.strategy import LEFT_BY_RETRAINING, Sidenet
 
 
 def budget_for(step_bytes):
-    return Budget(int(step_bytes * (1 + SAFETY)) + SAFETY_BYTES + RESERVED_BYTES + 10)
+    return Budget(int(step_bytes * (1 + SAFETY.share)) + SAFETY.bytes + RESERVED_BYTES + 10)
 
 
 def lines_of(sizes):
@@ -139,7 +139,7 @@ def lower_bounds(floors, retraining=10 * MB, applies=lambda _: True):
 def test_a_variant_is_measured_only_where_it_may_lose_less():
     strategy, work = Sidenet(), workload(batch_size=8)
     lines = lines_of({PLAIN: (20, 5)})
-    infinite, tight = float("inf"), 52 * MB + SAFETY_BYTES + RESERVED_BYTES
+    infinite, tight = float("inf"), 52 * MB + SAFETY.bytes + RESERVED_BYTES
     floors = dict.fromkeys((PLAIN, SAMPLES, CODED, CUT), (20, 30))
 
     def needed(configuration, known, available, applies=lambda _: True, hold=False):
@@ -160,7 +160,7 @@ def test_what_fits_is_not_lost_to_measuring_another():
     lines, floors = lines_of({PLAIN: (20, 5)}), dict.fromkeys((PLAIN, SAMPLES), (20, 30))
     found, _ = lower_bounds(floors)
     for headroom, wanted in ((41 + 1.1, False), (41 + 2.1, True)):
-        available = headroom * MB * (1 + SAFETY) + SAFETY_BYTES + RESERVED_BYTES
+        available = headroom * MB * (1 + SAFETY.share) + SAFETY.bytes + RESERVED_BYTES
         assert Sidenet()._needed(workload(batch_size=8), found, (SAMPLES, False), lines, available) == wanted
 
 
@@ -188,7 +188,7 @@ def test_estimate_by_hand():
     made = proposed(Sidenet(), {PLAIN: (20, 5)}, budget_for(46 * MB))
     assert (made.micro_batch, made.micro_batches) == (4, 2)
     cost = made.estimate(workload(batch_size=8), profile(lines_of({PLAIN: (20, 5)})), HARDWARE)
-    assert cost.peak_bytes == int((41 * MB + 1) * (1 + SAFETY)) + SAFETY_BYTES
+    assert cost.peak_bytes == int((41 * MB + 1) * (1 + SAFETY.share)) + SAFETY.bytes
     a_micro_batch, passed = 0.01 * 4 / 2, 200 + 256  # for validation, and for the side network's statistics
     assert cost.seconds_per_epoch == pytest.approx(125 * 2 * a_micro_batch + 0.3 * passed * a_micro_batch / 4)
     assert cost.seconds == pytest.approx(3 * cost.seconds_per_epoch)
@@ -229,8 +229,8 @@ def test_a_pruned_run_has_a_phase_before():
     first, second = cost.phases
     assert (first.name, first.batch_size, second.name, second.batch_size) == ("prune", 8, "fine-tune", 8)
     assert first.peak_bytes == int(
-        (10 * MB + 1 + LEFT_BY_RETRAINING) * (1 + SAFETY)
-    ) + SAFETY_BYTES and first.seconds == pytest.approx((2 * 512 + 8 * 1000) / 3 * 0.1)
+        (10 * MB + 1 + LEFT_BY_RETRAINING) * (1 + SAFETY.share)
+    ) + SAFETY.bytes and first.seconds == pytest.approx((2 * 512 + 8 * 1000) / 3 * 0.1)
     assert cost.peak_bytes == second.peak_bytes and cost.seconds == pytest.approx(first.seconds + second.seconds)
 
 

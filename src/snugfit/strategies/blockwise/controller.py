@@ -42,7 +42,7 @@ from snugfit.strategies.blockwise.worker import (
     initialise_loss,
     loss_without_head,
 )
-from snugfit.strategies.memory_estimates import SAFETY, random_batch, stored_batches
+from snugfit.strategies.memory_estimates import random_batch, safety, stored_batches
 from snugfit.strategies.recomputation.schedule import Schedule
 
 
@@ -355,7 +355,7 @@ class Controller:
         most, needed = (
             bytes_of_test(in_memory(each, run.profile, run.device.type), phase.batch_size) for each in (layers, tested)
         )
-        return replace(phase, peak_bytes=phase.peak_bytes - int((most - needed) * (1 + SAFETY)))
+        return replace(phase, peak_bytes=phase.peak_bytes - int((most - needed) * (1 + safety().share)))
 
     def _exit_layout(self) -> Layout:
         return Layout.of(self.layout.chain, self.layout.local_loss, self.layout.network.classes)
