@@ -154,18 +154,25 @@ def small(name):
     return replace(request, training=replace(request.training, optimizer_state="int8"))
 
 
-class SmallStateMachine:
-    """Fresh processes: ``backprop`` fits from one budget on with state in float32, and from another in 8 bits."""
+def rounded(name):
+    return replace(small(name), training=replace(small(name).training, weight_dtype="bfloat16"))
 
-    def __init__(self, float32, int8):
-        self.needs, self.tried = {None: float32, "int8": int8}, []
+
+class SmallStateMachine:
+    """Fresh processes: ``backprop`` fits from one budget on with state in float32, from another in 8 bits, and from a
+    third with weights in bfloat16 as well."""
+
+    def __init__(self, float32, int8, bfloat16=10**6):
+        self.needs, self.tried = {None: float32, "int8": int8, "bfloat16": bfloat16}, []
 
     def __call__(self, request, smallest=False):
-        state, budget = request.training.optimizer_state, int(request.budget.memory.removesuffix("MB"))
+        training, budget = request.training, int(request.budget.memory.removesuffix("MB"))
+        state = training.weight_dtype or training.optimizer_state
         self.tried.append((state, budget))
         need = self.needs[state]
         found = fitting("backprop", need * MB) if budget >= need else refusal(backprop=int(need * 1.2) * MB)
-        found["plan"]["workload"]["optimizer"]["state"] = state or "float32"
+        found["plan"]["workload"]["optimizer"]["state"] = training.optimizer_state or "float32"
+        found["plan"]["workload"]["weight_dtype"] = training.weight_dtype or "float32"
         return found
 
 
@@ -180,6 +187,43 @@ def test_small_optimizer_state_is_planned_where_nothing_fits_without_and_the_pla
     assert plan.workload.optimizer.state == "int8"
     assert any("updates are not exact: --optimizer-state int8" in each for each in plan.explanation)
     assert plan.explanation[-1] == "Nothing fits with the optimizer's state in float32."
+
+
+def test_weights_in_bfloat16_are_planned_where_nothing_fits_with_small_state_and_the_plan_says_so(capsys):
+    machine = SmallStateMachine(float32=80, int8=58, bfloat16=45)
+    first = refusal([alone("backprop"), small("backprop"), rounded("backprop")], backprop=70 * MB)
+    found = plan_again(REQUEST, first, machine)
+    assert machine.tried == [(None, 50), ("int8", 50), ("bfloat16", 50)]
+    assert Request.from_json(found["request"]) == rounded("backprop")
+    assert "planning backprop with optimizer-state int8, weight-dtype bfloat16" in capsys.readouterr().err
+    plan = Plan.from_json(found["plan"])
+    assert plan.workload.weight_dtype == "bfloat16"
+    assert any("--weight-dtype bfloat16 rounds weights at random" in each for each in plan.explanation)
+    assert plan.explanation[-1] == "Nothing fits with weights in float32."
+
+
+def test_weights_in_bfloat16_are_not_planned_where_small_state_is_enough():
+    machine = SmallStateMachine(float32=80, int8=48, bfloat16=40)
+    first = refusal([alone("backprop"), small("backprop"), rounded("backprop")], backprop=70 * MB)
+    found = plan_again(REQUEST, first, machine)
+    assert machine.tried == [(None, 50), ("int8", 50)]
+    assert Plan.from_json(found["plan"]).explanation[-1] == "Nothing fits with the optimizer's state in float32."
+
+
+@pytest.mark.parametrize(
+    ("needs", "flags"),
+    [
+        ((110, 70, 61), " with --optimizer-state int8 --weight-dtype bfloat16"),
+        ((110, 61, 70), " with --optimizer-state int8"),
+        ((61, 70, 70), ""),
+    ],
+)
+def test_the_smallest_budget_names_what_is_rounded_to_fit_it(needs, flags):
+    first = refusal([small("backprop"), rounded("backprop")], backprop=90 * MB)
+    found = plan_again(alone("backprop"), first, SmallStateMachine(*needs))
+    assert found["infeasible"]["message"].endswith(
+        f"Closest: backprop (needs 61.0 MB{flags}), which lacks 11.0 MB. Smallest budget that would do: 61.0 MB."
+    )
 
 
 def test_small_optimizer_state_is_not_planned_where_another_strategy_fits_without():

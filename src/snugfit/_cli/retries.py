@@ -2,8 +2,8 @@
 
 Memory that refused measurements leave behind counts to the budget. So each strategy is planned again alone, and then
 with the leanest of those settings that the user did not set (``snugfit._engine.retries``). If nothing fits with
-optimizer state in float32, strategies are planned with state in 8 bits. If nothing fits either, the leanest requests
-are measured in larger budgets.
+optimizer state in float32, strategies are planned with state in 8 bits, and then with weights in bfloat16 as well. If
+nothing fits either, the leanest requests are measured in larger budgets.
 
 A measurement in one budget gives only an estimate of the smallest: in a smaller budget other batch sizes are measured,
 which leave other kernels in memory. VGG-8 in bfloat16 had 24.1 MB in use after profiling in 91 MB, and 27.9 in 83 MB,
@@ -23,9 +23,11 @@ from snugfit._cli.output import explain, note
 from snugfit._cli.plan_cache import PlanCache
 from snugfit._core.amounts import parse_bytes
 from snugfit._core.explanation import explanation_of
+from snugfit._core.option_groups import TrainingOptions
 from snugfit._core.options import AUTO
 from snugfit._core.plan import Plan, ranked
 from snugfit._core.request import Request
+from snugfit._core.workload import Workload
 from snugfit._quantities import format_bytes
 from snugfit.errors import InfeasibleBudgetError
 
@@ -38,6 +40,10 @@ MOST_OF_MACHINE = 0.7
 SMALL_STATE = 0.7
 """Budget with optimizer state in 8 bits, as a share of that with float32, at which a search begins. For VGG-16 with its
 small feature maps it is 0.68, and 0.55 with adamw."""
+SMALL_WEIGHTS = 0.8
+"""The same for weights in bfloat16, as a share of the budget with float32 and the same state: 0.81 for VGG-16."""
+ROUNDED = ("optimizer_state", "weight_dtype")
+"""Options of training by which updates are rounded."""
 STEPS = (1.0, 1.3, 1.7)
 """Budgets to try until one works, as multiples of the expected one."""
 LESS = 3
@@ -91,7 +97,7 @@ def _with_exact(request: Request, first: dict[str, Any], plan: Planner) -> dict[
 
 
 def _is_no_worse(one: Request, other: Request) -> bool:
-    """Whether the other need not be planned if one fits: it is the same strategy, or has smaller optimizer state."""
+    """Whether the other need not be planned if one fits: it is the same strategy, or rounds more."""
     return one.training != other.training or one.strategy.strategy == other.strategy.strategy
 
 
@@ -116,8 +122,7 @@ def _merged(first: dict[str, Any], answers: Answers) -> dict[str, Any]:
     others = [candidate for candidate in plan.candidates if candidate.strategy not in fitting]
     best = ranked([*(each for _, _, one in feasible for each in one.candidates if each.feasible), *others], plan.aim)
     request, _, chosen = next(each for each in feasible if best[0] in each[2].candidates)
-    rounded = chosen.workload.optimizer.state != plan.workload.optimizer.state
-    reason = ("Nothing fits with the optimizer's state in float32.",) if rounded else ()
+    reason = _why_rounded(plan.workload, chosen.workload)
     plan = replace(plan, workload=chosen.workload, candidates=best, chosen=0, command=chosen.command)
     return {
         "plan": replace(plan, explanation=(*explanation_of(plan), *reason)).to_json(),
@@ -125,6 +130,14 @@ def _merged(first: dict[str, Any], answers: Answers) -> dict[str, Any]:
         "comparison": [trial for _, found, _ in feasible for trial in found["comparison"]],
         "request": request.to_json(),
     }
+
+
+def _why_rounded(asked: Workload, chosen: Workload) -> tuple[str, ...]:
+    """Why updates are rounded that the user did not ask to round."""
+    if chosen.weight_dtype != asked.weight_dtype:
+        return ("Nothing fits with weights in float32.",)
+    small = chosen.optimizer.state != asked.optimizer.state
+    return ("Nothing fits with the optimizer's state in float32.",) if small else ()
 
 
 def _with_smallest_budget(request: Request, first: dict[str, Any], refused: Answers, plan: Planner) -> dict[str, Any]:
@@ -184,23 +197,23 @@ def _most(plan: Plan) -> int:
 
 def _expected(found: dict[str, Any], request: Request) -> int:
     """Growth in bytes that a request is expected to need, by another one's answer; 0 if no budget would work."""
-    strategy, state = request.strategy.strategy, request.training.optimizer_state
+    strategy, training, workload = request.strategy.strategy, request.training, found["plan"]["workload"]
     candidates = [each for each in found["plan"]["candidates"] if strategy in (AUTO, each["strategy"])]
     smallest = min((each["smallest_bytes"] for each in candidates if each["smallest_bytes"]), default=0)
-    smaller = state is not None and state != found["plan"]["workload"]["optimizer"]["state"]
-    return int(smallest * SMALL_STATE) if smaller else smallest
+    state = SMALL_STATE if training.optimizer_state not in (None, workload["optimizer"]["state"]) else 1
+    weights = SMALL_WEIGHTS if training.weight_dtype not in (None, workload["weight_dtype"]) else 1
+    return int(smallest * state * weights)
 
 
 def _search(
     request: Request, expected: int, sizes: range, plan: Planner, best: dict[str, Any] | None
 ) -> dict[str, Any] | None:
     """The smallest of these budgets that a request fits, and the strategy; None if it fits none that was tried."""
-    strategy, stored = request.strategy.strategy, request.training.optimizer_state
+    strategy, flags = request.strategy.strategy, _flags(request.training)
 
     def attempt(size: int) -> int | None:
         nonlocal strategy
-        state = f" with optimizer-state {stored}" if stored is not None else ""
-        note(f"measuring {strategy}{state} in {size}.0 MB, to find the smallest budget that works")
+        note(f"measuring {strategy}{flags} in {size}.0 MB, to find the smallest budget that works")
         tried = replace(request, budget=request.budget.with_memory(f"{size}MB"))
         found = plan(tried, smallest=True)
         if not found.get("smallest") and request.machine.profile_cache not in ("off", "renew"):
@@ -218,11 +231,21 @@ def _search(
     return {"bytes": size * MB, "strategy": strategy, "request": request.to_json()}
 
 
+def _flags(training: TrainingOptions, asked: TrainingOptions | None = None) -> str:
+    """The flags by which updates are rounded, after a `with`, unless they were asked for; empty if there are none."""
+    chosen = {name: getattr(training, name) for name in ROUNDED if getattr(training, name) is not None}
+    flags = [
+        f"--{name.replace('_', '-')} {value}"
+        for name, value in chosen.items()
+        if asked is None or value != getattr(asked, name)
+    ]
+    return f" with {' '.join(flags)}" if flags else ""
+
+
 def _refusal(request: Request, first: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
     """The first answer, with an error in which the known strategy needs its budget and no other one less."""
     strategy, smallest = known["strategy"], known["bytes"]
-    state = Request.from_json(known["request"]).training.optimizer_state
-    condition = f" with --optimizer-state {state}" if state != request.training.optimizer_state else ""
+    condition = _flags(Request.from_json(known["request"]).training, request.training)
     plan, growth, given = first["plan"], smallest - _by_flag(first, 0), _given(request, first)
     asked = Plan.from_json(plan)
     budget = replace(asked.budget, memory=given)

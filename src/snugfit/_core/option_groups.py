@@ -193,8 +193,9 @@ class TrainingOptions(Checked):
             eighth). The last two round at random, so that gradients are no longer exact. paged is
             for checkpoint, and the last two are for backprop.
         weight_dtype: type in which trained weights of convolutions and linear layers are kept: float32, or bfloat16
-            (half the memory). A layer computes in float32, or in --precision; each update rounds at random, so that it
-            is no longer exact. The trained model is float32. For backprop and checkpoint; not for schedulefree.
+            (half the memory). With bfloat16 each update rounds at random, so that it is no longer exact; the trained
+            model is float32. By default float32, and bfloat16 if only that makes an exact strategy fit the memory
+            budget. For backprop and checkpoint; not for schedulefree.
         augment: augment training images (crop, flip; to detect, colours too); digits are never flipped.
         crop: whether augmentation crops.
         erase: probability that a rectangle of an augmented training image is erased.
@@ -230,7 +231,7 @@ class TrainingOptions(Checked):
     patience: Count | None = None
     precision: Precision = "float32"
     activations: Activations = "exact"
-    weight_dtype: WeightDtype = "float32"
+    weight_dtype: WeightDtype | None = None
     augment: bool = True
     crop: bool = True
     erase: Share = 0.0
@@ -261,7 +262,7 @@ class TrainingOptions(Checked):
             )
         if self.ema is not None and self.optimizer == "schedulefree":
             OptimizerSettings(self.optimizer, schedule="constant", ema=self.ema)
-        if self.ema is not None and self.weight_dtype != "float32":
+        if self.ema is not None and self.weight_dtype == "bfloat16":
             raise UsageError(
                 f"--ema {self.ema:g} adds less to an average than {self.weight_dtype} resolves; leave it out, or "
                 f"--weight-dtype {self.weight_dtype}."

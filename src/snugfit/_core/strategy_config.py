@@ -104,7 +104,7 @@ class StrategyConfig:
             return "--batch-norm exact"
         if training.activations not in ("exact", *self.activations):
             return f"--activations {training.activations}"
-        if training.weight_dtype != "float32" and not self.rounds_weights:
+        if training.weight_dtype == "bfloat16" and not self.rounds_weights:
             return f"--weight-dtype {training.weight_dtype}"
         return None if self.whole_loss else _whole_loss_flag(training)
 

@@ -224,7 +224,7 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
         keep=training.keep,
         precision=training.precision,
         activations=training.activations,
-        weight_dtype=training.weight_dtype,
+        weight_dtype=training.weight_dtype or "float32",
         augment=training.augment and not splits.as_is,
         seed=training.seed,
         label_smoothing=training.label_smoothing,

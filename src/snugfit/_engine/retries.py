@@ -34,8 +34,9 @@ def retry_requests(planned: Planned) -> list[Request]:
     counted against it.
 
     If nothing fits, for each considered strategy: the strategy alone, unless the request already names it; then each of
-    its leaner settings, for options that the user left open. At last exact strategies with optimizer state in 8 bits,
-    if the user left its type open. The others train few weights at a time, so that their state is small.
+    its leaner settings, for options that the user left open. Then exact strategies with optimizer state in 8 bits, if
+    the user left its type open. The others train few weights at a time, so that their state is small. At last those of
+    them that can keep weights in bfloat16, with both, if the user left that type open, too.
     """
     request = planned.assembly.request
     if request.from_python:
@@ -45,8 +46,13 @@ def retry_requests(planned: Planned) -> list[Request]:
     short = [each.strategy for each in planned.plan.candidates if each.considered and each.smallest_bytes is not None]
     named = [replace(request, strategy=replace(request.strategy, strategy=name)) for name in dict.fromkeys(short)]
     small = [replace(each, training=replace(each.training, optimizer_state="int8")) for each in named if _is_open(each)]
+    rounded = [
+        replace(each, training=replace(each.training, weight_dtype="bfloat16"))
+        for each in small
+        if _rounds_weights(each)
+    ]
     retries = [each for alone in named for each in (alone, *_leaner(alone)) if each != request]
-    return [*retries, *small]
+    return [*retries, *small, *rounded]
 
 
 def _exact_alone(planned: Planned) -> list[Request]:
@@ -88,6 +94,13 @@ def _is_open(request: Request) -> bool:
     if not find_config(request.strategy.strategy).exact:
         return False
     return request.training.optimizer_state is None and optimizer.state_per_parameter > 0 and not optimizer.averages
+
+
+def _rounds_weights(request: Request) -> bool:
+    """Whether the planner may choose the type of weights, and the strategy can keep them in bfloat16."""
+    training = request.training
+    open_type = training.weight_dtype is None and training.ema is None
+    return open_type and find_config(request.strategy.strategy).rounds_weights
 
 
 def _leaner(request: Request) -> Iterator[Request]:

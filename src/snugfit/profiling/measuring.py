@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 FIRST_GROWTH = 3_000_000
 """Lower bound on the memory that profiling leaves, in addition to that of the probes (:func:`alone`)."""
+ALMOST_ALL = 0.95
+"""Share of a batch size's kernels from which what a probe left counts as all of them: two processes differ a little."""
 
 
 def measure_probes(
@@ -107,8 +109,13 @@ class _Session:
 
         line = self._measured(probe, found, available, measure).line
         if line is not None:
-            self.tried[probe.name] = replace(line, name=probe.name, elsewhere=self.known.is_from_disk(probe.same))
+            elsewhere = self.known.is_from_disk(probe.same) and not self._has_kernels(line, probe)
+            self.tried[probe.name] = replace(line, name=probe.name, elsewhere=elsewhere)
         return True
+
+    def _has_kernels(self, line: ProbeLine, probe: Probe) -> bool:
+        """Whether the base counts the kernels of the only batch size that another process measured."""
+        return len(line.points) == 1 and self.expected.get(probe.name, 0) >= ALMOST_ALL * line.shape_bytes
 
     def _take_tensors(self, probe: TensorProbe) -> None:
         """Measure every operator of a network, for tensors of any shape."""
@@ -150,6 +157,7 @@ class _Session:
     def profile(self, seconds: float) -> Profile:
         """The results."""
         meta.forget()
+        self._count_kernels_once()
         lines = {name: line for name, line in self.tried.items() if line is not None}
         return Profile(
             units=(),
@@ -163,6 +171,25 @@ class _Session:
             seconds=seconds,
             tensors=self.tensors,
         )
+
+    def _count_kernels_once(self) -> None:
+        """Take off what training is expected to leave here those kernels that measuring another probe has left."""
+        for probe in self.lined:
+            if not probe.kernels or probe.name in self.expected:
+                continue
+            for other in self.lined:
+                if other.kernels == probe.kernels and self._is_of_one_size(probe, other):
+                    shared = min(self.expected[other.name], self.left.get(probe.name, 0))
+                    self.expected[other.name] -= shared
+                    self.left[other.name] -= shared
+
+    def _is_of_one_size(self, here: Probe, elsewhere: Probe) -> bool:
+        """Whether two probes ran at one batch size, the same: one that was refused ran at the smallest."""
+        line, other = self.tried[here.name], self.tried[elsewhere.name]
+        if elsewhere.name not in self.expected or other is None or len(other.points) != 1:
+            return False
+        sizes = {other.smallest_batch} if line is None else {point.batch for point in line.points}
+        return sizes == {other.points[0].batch}
 
     def _in_memory(self) -> int:
         release_memory()

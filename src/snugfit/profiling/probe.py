@@ -58,6 +58,7 @@ class Probe:
         layers: number of convolutions and linear layers, each of which leaves kernels behind.
         network: the network that it runs: probes of one network leave its kernels behind once. An empty text is a
             network of its own.
+        kernels: probes with equal texts generate the same kernels at a batch size. An empty text equals no other.
         same: the computation as text: probes with equal texts cost the same, and are measured once. An empty text
             equals no other.
         partial_bytes: workspace that only some batch sizes need, multiples of the number of threads among them.
@@ -78,6 +79,7 @@ class Probe:
     sizes: tuple[int, ...] = ()
     layers: int = 1
     network: str = ""
+    kernels: str = ""
     same: str = ""
     partial_bytes: int = 0
     warm_up: bool = False

@@ -79,16 +79,19 @@ def retries(*short, **options):
     plan = Plan(WORKLOAD, Budget("50MB"), HARDWARE, candidates)
     planned = SimpleNamespace(assembly=SimpleNamespace(request=Request.of(**options)), plan=plan)
     return [
-        (each.strategy.strategy, each.strategy.local_loss, each.training.optimizer_state)
+        (each.strategy.strategy, each.strategy.local_loss, each.training.optimizer_state, each.training.weight_dtype)
         for each in retry_requests(planned)
     ]
 
 
-def test_every_strategy_is_planned_alone_then_leaner_and_at_last_exact_ones_with_small_optimizer_state():
+def test_every_strategy_is_planned_alone_then_leaner_and_at_last_exact_ones_with_small_state_and_weights():
     blocks = [("blockwise", "auto"), ("blockwise", "lls-mxm")]
     everything = [("backprop", "auto"), *blocks]
-    found = [(*each, None) for each in everything]
-    assert retries("backprop", "blockwise") == [*found, ("backprop", "auto", "int8")]
+    found = [(*each, None, None) for each in everything]
+    small = [("backprop", "auto", "int8", None), ("tiled", "auto", "int8", None)]
+    rounded = [("backprop", "auto", "int8", "bfloat16")]
+    assert retries("backprop", "blockwise") == [*found, small[0], *rounded]
+    assert retries("backprop", "tiled")[-3:] == [*small, *rounded], "tiled keeps its weights in float32"
 
 
 def exact_retries(aim, *fits, few=None, tracks=False, **options):
@@ -135,12 +138,16 @@ def test_norms_by_whole_batches_are_not_planned_against_the_users_own_choice():
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ({"strategy": "backprop"}, ["int8"]),
+        ({"strategy": "backprop"}, [("int8", None), ("int8", "bfloat16")]),
         ({"strategy": "backprop", "optimizer_state": "float32"}, []),
         ({"strategy": "backprop", "optimizer_state": "bfloat16"}, []),
+        ({"strategy": "backprop", "optimizer_state": "int8"}, []),
         ({"strategy": "backprop", "optimizer": "schedulefree"}, []),
-        ({"optimizer_state": "float32"}, ["float32"]),
+        ({"strategy": "backprop", "weight_dtype": "float32"}, [("int8", "float32")]),
+        ({"strategy": "backprop", "weight_dtype": "bfloat16"}, [("int8", "bfloat16")]),
+        ({"strategy": "backprop", "optimizer_state": "float32", "weight_dtype": "bfloat16"}, []),
+        ({"optimizer_state": "float32"}, [("float32", None)]),
     ],
 )
-def test_the_type_of_optimizer_state_is_the_users_if_named(options, found):
-    assert [state for _, _, state in retries("backprop", **options)] == found
+def test_the_types_of_optimizer_state_and_weights_are_the_users_if_named(options, found):
+    assert [tuple(types) for _, _, *types in retries("backprop", **options)] == found
