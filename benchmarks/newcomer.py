@@ -1,20 +1,102 @@
-"""Claim: networks that no one here wrote are planned, trained, evaluated and exported by the command line alone."""
+"""Claim: a newcomer has a good model within minutes, and networks that no one here wrote need no code."""
 
 from __future__ import annotations
 
+import os
+import resource
 import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from statistics import median
 
-from benchmarks.common import DEFAULTS, Cell, Options, Settings, program, run, run_folder, to_flags
-from benchmarks.store import ResultFile, finish, markdown, mb, note
+from benchmarks.common import DEFAULTS, ROOT, Cell, Options, Settings, last_json, program, run, run_folder, to_flags
+from benchmarks.store import ResultFile, finish, markdown, mb, note, percent
 
 MODELS = ("timm:resnet26", "timm:efficientnet_lite0", "torchvision:shufflenet_v2_x1_0")
 STEPS = ("plan", "train", "evaluate", "export")
+_DIGITS = "--model vgg16 --data digits --memory 100MB --epochs 1 --batch-size 16 --saturation-stop"
+_PHOTOS = "--model mobilenet_v2 --data folder:flower_photos --max-train 300 --memory 150MB"
+PATHS = {
+    "README's first command, installed": _DIGITS,
+    "photos: the README's recipe": f"{_PHOTOS} --image-size 96",
+    "photos: its former recipe": f"{_PHOTOS} --image-size 64 --batch-size 32 --epochs 5",
+    "a module of one's own": "own_module.py",
+    "a Lightning loop": "lightning_with_budget.py",
+}
+"""Flags of ``snugfit train``, or a script of ``examples/``."""
 
 app = program("newcomer")
 
 
-@app.default
-def main(
+@app.command
+def paths(
+    *,
+    names: tuple[str, ...] = tuple(PATHS),
+    weights: str | None = None,
+    seeds: int = 1,
+    source: Path = ROOT,
+    python: str = sys.executable,
+    options: Options = DEFAULTS,
+) -> None:
+    """Time the first things that a newcomer does, from the command to the model, each in a fresh process.
+
+    Args:
+        names: which of them.
+        weights: ImageNet weights of MobileNetV2, which the recipe needs.
+        seeds: how often, with other seeds of training; examples have their own.
+        source: checkout whose ``src`` and ``examples`` are used.
+        python: interpreter, such as that of an environment with Lightning.
+        options: what every benchmark takes; here the time limit and ``threads``.
+    """
+    results = ResultFile("newcomer", options)
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    version = subprocess.check_output(git, cwd=source, text=True).strip()
+    for name in names:
+        for seed in range(1 if PATHS[name].endswith(".py") else seeds):
+            label = f"{name} at {version}"
+            labels = {"arm": "path", "path": name, "source": version, "settings": {"threads": options.threads}}
+            results.once(label, partial(_time, name, seed, weights, source, python, options), seed, **labels)
+    finish(results, render)
+
+
+def _time(name: str, seed: int, weights: str | None, source: Path, python: str, options: Options) -> Cell:
+    """Seconds of a path and of its processors, and what it says; the memory of measurements begins empty."""
+    what = PATHS[name].split()
+    command = [python, str(source.resolve() / "examples" / what[0])]
+    if len(what) > 1:
+        pretrained = ["--weights", weights] if weights and name == "photos: the README's recipe" else []
+        command = [python, "-m", "snugfit", "train", *what, *pretrained, "--seed", str(seed), "--json", "--quiet"]
+    with tempfile.TemporaryDirectory() as folder:
+        more = {"PYTHONPATH": str(source.resolve() / "src"), "XDG_CACHE_HOME": folder}
+        more |= {"OMP_NUM_THREADS": str(options.threads)} if options.threads else {}
+        load, started, before = os.getloadavg()[0], time.perf_counter(), _processor_seconds()
+        done = subprocess.run(
+            command, check=False, cwd=folder, env={**os.environ, **more}, capture_output=True, text=True,
+            timeout=options.timeout,
+        )  # fmt: skip
+    output = last_json(done.stdout)
+    told = {**_told(output), "accuracy": output.get("accuracy", {}).get("test")}
+    return {
+        "exit_code": done.returncode,
+        "seconds": round(time.perf_counter() - started, 1),
+        "processor_seconds": round(_processor_seconds() - before, 1),
+        "load": round(load, 2),
+        "told": told if output else {"lines": done.stdout.strip().splitlines()[-2:]},
+        **({"error": {"message": done.stderr[-300:]}} if done.returncode else {}),
+    }
+
+
+def _processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@app.command
+def networks(
     *,
     models: tuple[str, ...] = MODELS,
     memory: str = "300MB",
@@ -83,9 +165,27 @@ def _told(output: Cell) -> Cell:
 
 
 def render(cells: list[Cell]) -> str:
-    """One row for each network."""
+    """One row for each path at each commit, and one for each network."""
+    rows: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        if cell["arm"] == "path" and cell["exit_code"] == 0:
+            rows.setdefault((cell["path"], cell["source"]), []).append(cell)
+    header = ("path", "at", "runs", "processor", "clock", "load", "strategy", "test accuracy", "measured peak (MB)")
+    timed = markdown(header, [_path_row(*key, found) for key, found in rows.items()]) if rows else ""
     header = ("network", "budget", "strategy", "predicted / measured peak (MB)", *STEPS)
-    return markdown(header, [_row(cell) for cell in cells if cell["arm"] == "newcomer"])
+    walked = [_row(cell) for cell in cells if cell["arm"] == "newcomer"]
+    return "\n\n".join(filter(None, (timed, markdown(header, walked) if walked else "")))
+
+
+def _path_row(path: str, source: str, cells: list[Cell]) -> list[str]:
+    told = [cell["told"] for cell in cells]
+    found = [each["accuracy"] for each in told if each.get("accuracy") is not None]
+    accuracy = f"{percent(median(found))} ({percent(min(found))} - {percent(max(found))})" if found else "-"
+    middle = (median(cell[key] for cell in cells) for key in ("processor_seconds", "seconds"))
+    load = f"{max(cell['load'] for cell in cells):.0f}"
+    strategies, peak = {each.get("strategy", "-") for each in told}, max(each.get("measured", 0) for each in told)
+    seconds = [f"{each:.0f} s" for each in middle]
+    return [path, source, str(len(cells)), *seconds, load, ", ".join(sorted(strategies)), accuracy, mb(peak or None)]
 
 
 def _row(cell: Cell) -> list[str]:

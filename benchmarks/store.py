@@ -19,7 +19,7 @@ from benchmarks.machine import commit, describe_machine, slug
 from snugfit._storage.files import write_json_atomic
 
 RESULTS = ROOT / "benchmarks" / "results"
-_PRIVATE = {"--data-dir", "--results", "--work", "--weights"}
+_PRIVATE = {"--data-dir", "--results", "--work", "--weights", "--source", "--python"}
 
 
 class ResultFile:

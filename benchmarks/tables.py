@@ -62,7 +62,6 @@ RENDER: dict[str, Callable[[list[Cell]], str]] = {
     "tilescaling": tilescaling.render,
     "planner": planner_tables.render,
     "peers": peers_tables.render,
-    "newcomer": newcomer.render,
     "boards": boards.render,
     "floors": floors.render,
 }
@@ -76,7 +75,7 @@ RELIABILITY: dict[str, Callable[[list[Cell]], str]] = {
 }
 QUESTIONS = {
     "budgets": ("budgets", "planner", "overhead", "boards"),
-    "smallest_memory": ("floors", "peers", "memory", "optimizer_state", "kept_maps", "paging", "newcomer"),
+    "smallest_memory": ("floors", "peers", "memory", "optimizer_state", "kept_maps", "paging"),
     "speed": ("speed",),
     "accuracy": ("accuracy", "ablations", "coupling", "exits", "lls"),
     "fine_tuning": ("elastic", "sidenet"),
@@ -85,6 +84,7 @@ QUESTIONS = {
 """Pages below docs/benchmarks/, and the claims on each."""
 PAGES = {
     **{f"benchmarks/{page}.md": {claim: RENDER[claim] for claim in claims} for page, claims in QUESTIONS.items()},
+    "adoption.md": {"newcomer": newcomer.render},
     "reliability.md": RELIABILITY,
 }
 _NAME = re.compile(r"(?P<claim>[a-z_]+)_(?P<hardware>[a-z0-9-]+)_(?P<date>\d{4}-\d\d-\d\d)")

@@ -54,6 +54,9 @@ def _chosen(plan: Plan, choice: Candidate, cost: Cost) -> str:
         reason = "it was asked for" if len(asked) == 1 else "nothing else fits the budget"
         return f"{choice.strategy} is chosen: {reason}."
     second, start = others[0], f"{choice.strategy} is chosen for {_AIMS[plan.aim]}"
+    if plan.aim == "accuracy" and choice.fine_tunes:
+        count = plan.workload.train_count
+        return f"{start}: {count} training images are few, and it keeps more of the pre-trained network."
     if plan.aim == "accuracy" and choice.exact and not any(each.exact for each in others):
         return f"{start}: nothing else that fits has exact gradients of everything."
     assert second.predicted is not None

@@ -160,7 +160,8 @@ class TrainingOptions(Checked):
 
     Attributes:
         epochs: passes over the training images (of every block, where blocks train one after another).
-        batch_size: effective batch size; smaller batches that fit are accumulated to it.
+        batch_size: effective batch size; smaller batches that fit are accumulated to it. 128 by default, and 16 with
+            --weights and fewer than 1,000 training images.
         batch_limit: largest batch of a block; the batch size by default.
         optimizer: sgd, adamw, or schedulefree (schedule-free AdamW); sgd by default, unless the named strategy has
             another default.
@@ -217,7 +218,7 @@ class TrainingOptions(Checked):
     """
 
     epochs: Annotated[Count, Common("N", "passes over the training images; 10 by default")] = 10
-    batch_size: Annotated[Count, Common("N", "images per step; 128 by default")] = 128
+    batch_size: Annotated[Count | None, Common("N", "images per step; 128 by default")] = None
     batch_limit: Count | None = None
     optimizer: OptimizerName | None = None
     optimizer_state: OptimizerState | None = None
@@ -282,8 +283,8 @@ class BaseStrategyOptions(Checked):
     Attributes:
         strategy: ``snugfit plan`` shows which of them auto considers, and why not the others.
         aim: criterion of auto among candidates that fit: time (least seconds to finish), memory (least predicted peak)
-            or accuracy (exact gradients first, then least expected loss of accuracy, then time); time by default,
-            accuracy if --weights are given.
+            or accuracy (least expected loss of accuracy, then time: exact gradients first, or elastic with --weights
+            and few training images); time by default, accuracy if --weights are given.
     """
 
     strategy: Annotated[str, Common("NAME", "way of training; by default the best that fits")] = "auto"

@@ -103,6 +103,7 @@ class Candidate:
         smallest_ratio: smallest sufficient time ratio, for candidates that are too slow.
         correction: factors from past runs in the prediction.
         considered: whether the strategy was considered.
+        fine_tunes: whether it is the way to fine-tune on few images, and the workload does.
         norm_images: images that batch norms normalise together in training, if gradients are exact and these are fewer
             than the batch size asked for; None otherwise, and without batch norms that train.
     """
@@ -117,6 +118,7 @@ class Candidate:
     smallest_ratio: float | None = None
     correction: Correction = field(default_factory=Correction)
     considered: bool = True
+    fine_tunes: bool = False
     norm_images: int | None = None
 
     @property
@@ -288,7 +290,12 @@ def _amounts(candidate: Candidate) -> tuple[float, float]:
 
 
 def expected_loss(candidate: Candidate) -> int:
-    """Expected loss of accuracy of a strategy, as an ordinal number; 0 with exact gradients and enough images."""
+    """Expected loss of accuracy of a strategy, as an ordinal number; 0 with exact gradients and enough images.
+
+    It is less by a strategy that fine-tunes on few images and keeps more of the pre-trained network.
+    """
+    if candidate.fine_tunes:
+        return -1
     if candidate.normalises_few:
         return FEW_NORM_IMAGES_LOSS
     return 0 if candidate.exact else find_config(candidate.strategy).expected_loss

@@ -40,7 +40,8 @@ class StrategyConfig:
             (``--class-weights``, ``--loss``, ``--clip-norm``, ``--ema``, ``--patience``, ``--mixup``, ``--cutmix``).
         normalises_batches: whether its batch norms can normalise by all images of a step (``--batch-norm exact``).
         only_named: whether ``auto`` never considers it; it is a baseline.
-        keeps_time_ratio: whether it supports a time ratio; ``auto`` considers it only with one.
+        keeps_time_ratio: whether it supports a time ratio; ``auto`` considers it only with one, or to fine-tune.
+        fine_tunes: whether ``auto`` prefers it, if the aim is accuracy, to fine-tune pre-trained weights on few images.
         needs_weights: whether ``auto`` considers it only with pre-trained weights.
         last_resort: reason why other strategies come first if :meth:`is_last_resort` is true.
         activations: values of --activations that it supports, besides exact.
@@ -69,6 +70,7 @@ class StrategyConfig:
     normalises_batches: ClassVar[bool] = False
     only_named: ClassVar[bool] = False
     keeps_time_ratio: ClassVar[bool] = False
+    fine_tunes: ClassVar[bool] = False
     needs_weights: ClassVar[bool] = False
     last_resort: ClassVar[str] = ""
     activations: ClassVar[tuple[Activations, ...]] = ()
@@ -128,8 +130,9 @@ class StrategyConfig:
             return f"does not support {flag}"
         if not self.keeps_time_ratio and request.budget.time_ratio is not None:
             return "cannot keep a time ratio"
-        if self.keeps_time_ratio and request.budget.time_ratio is None:
-            return "requires a --time-ratio, like 0.5"
+        fine_tunes = self.fine_tunes and request.model.weights is not None
+        if self.keeps_time_ratio and request.budget.time_ratio is None and not fine_tunes:
+            return "requires a --time-ratio, like 0.5" + (", or pre-trained --weights" if self.fine_tunes else "")
         if self.needs_weights and request.model.weights is None:
             return "requires pre-trained --weights, because it does not train them"
         scheme = self._foreign_scheme(request)

@@ -20,6 +20,12 @@ Precision = Literal["float32", "bfloat16"]
 TaskName = Literal["classify", "detect"]
 _STATE_SHARES: dict[OptimizerState, float] = {"float32": 1, "bfloat16": 1 / 2, "int8": (1 + 4 / 256) / 4}
 """Bytes of a kept value, with its share of a scale, per byte in float32."""
+BATCH_SIZE = 128
+"""Images of a step by default."""
+FINE_TUNING_BATCH_SIZE = 16
+"""Images of a step by default if pre-trained weights are fine-tuned on few images: an epoch then has enough steps."""
+FEW_IMAGES = 1000
+"""Training images below which fine-tuning has defaults of its own; measured with 200 to 900 images."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,7 @@ class Workload:
         weight_dtype: type in which trained weights of convolutions and linear layers are kept.
         augment: whether training images are augmented.
         metrics: names of metrics that were passed from Python.
+        pretrained: whether training starts from pre-trained weights.
         mixed: whether the images of a step are mixed, so that targets are probabilities of classes.
         seed: seed of initialisation, shuffling and augmentation.
         task: prediction for an image: its class, or boxes of objects.
@@ -152,6 +159,12 @@ class Workload:
     patience: int | None = None
     mixed: bool = False
     metrics: tuple[str, ...] = ()
+    pretrained: bool = False
+
+    @property
+    def fine_tunes_few(self) -> bool:
+        """Whether pre-trained weights are fine-tuned on few images."""
+        return self.pretrained and self.train_count < FEW_IMAGES
 
     @property
     def rounded_flags(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from snugfit._core.options import data_sets_in
 from snugfit._core.registry import config_of, considered, find_config, strategies, strategy_class
 from snugfit._core.request import Request
 from snugfit._core.strategy_config import StrategyConfig
-from snugfit._core.workload import OptimizerSettings, Workload
+from snugfit._core.workload import BATCH_SIZE, FINE_TUNING_BATCH_SIZE, OptimizerSettings, Workload
 from snugfit._data import Batches, ImageSet, Splits, Transform
 from snugfit._data.mixing import Mixing
 from snugfit._data.prepared import AsIs
@@ -209,7 +209,7 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
             f"--patience {training.patience} needs validation images, and {splits.name} has none; leave it out, or add "
             "some."
         )
-    return Workload(
+    workload = Workload(
         model=request.model.model,
         data=splits.name,
         input_shape=splits.image_shape,
@@ -218,8 +218,6 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
         val_count=len(splits.val),
         test_count=0 if splits.test is None else len(splits.test),
         epochs=training.epochs,
-        batch_size=training.batch_size,
-        batch_limit=training.batch_size if training.batch_limit is None else training.batch_limit,
         optimizer=optimizer_of(request),
         keep=training.keep,
         precision=training.precision,
@@ -231,8 +229,11 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
         clip_norm=training.clip_norm,
         mixed=training.mixes is not None,
         patience=training.patience,
+        pretrained=request.model.weights is not None,
         **facts,
     )
+    size = training.batch_size or (FINE_TUNING_BATCH_SIZE if workload.fine_tunes_few else BATCH_SIZE)
+    return replace(workload, batch_size=size, batch_limit=training.batch_limit or size)
 
 
 def optimizer_of(request: Request) -> OptimizerSettings:

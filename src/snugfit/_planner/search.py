@@ -280,9 +280,11 @@ def candidates_of(
             reasons.append(f"needs {format_bytes(cost.storage_bytes)} of storage")
         exact = proposal.exact and not workload.compresses
         candidate = Candidate(strategy.name, not reasons, to_data(proposal), cost, tuple(reasons), exact=exact)
+        fine_tunes = workload.fine_tunes_few and find_config(strategy.name).fine_tunes
         smallest = cost.peak_bytes if too_big else None
         few = norm_images(candidate, workload, profile)
-        candidates.append(replace(candidate, smallest_bytes=smallest, correction=factors, norm_images=few))
+        candidate = replace(candidate, smallest_bytes=smallest, correction=factors, norm_images=few)
+        candidates.append(replace(candidate, fine_tunes=fine_tunes))
     if not candidates:
         lack = strategy.shortfall(workload, own or profile, hardware, budget)
         exact = strategy.exact and not workload.compresses

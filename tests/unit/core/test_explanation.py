@@ -36,6 +36,12 @@ def test_the_choice_its_aim_and_the_next_best():
     assert others == ["--aim accuracy would choose backprop: 90.0 MB, 30.0s, with exact gradients."]
 
 
+def test_fine_tuning_on_few_images_is_named():
+    tuned = replace(SIDE, strategy="elastic", fine_tunes=True)
+    assert "10 training images are few" in said(PLAIN, tuned, aim="accuracy")[0]
+    assert not any("are few" in each for each in said(PLAIN, SIDE, aim="accuracy"))
+
+
 def test_counts_that_were_assumed_without_data_are_named():
     work = replace(WORKLOAD, data=SYNTHETIC, train_count=12_000, val_count=300, test_count=400)
     *_, counts, how = explanation_of(Plan(work, Budget(), HARDWARE, (PLAIN,), 0))

@@ -41,6 +41,13 @@ def test_exact_gradients_do_not_make_up_for_batch_norms_of_few_images(images, fi
     assert ranked([few, SIDE]) == (SIDE, few)
 
 
+def test_fine_tuning_on_few_images_comes_first_where_accuracy_is_the_aim():
+    tuned = replace(SIDE, strategy="elastic", fine_tunes=True)
+    assert ranked([PLAIN, SIDE, tuned], "accuracy") == (tuned, PLAIN, SIDE)
+    assert ranked([PLAIN, replace(tuned, feasible=False)], "accuracy")[0] is PLAIN, "what does not fit is not chosen"
+    assert ranked([BLOCKS, tuned])[0] is BLOCKS
+
+
 def test_what_is_alike_is_ranked_by_the_rest():
     lean, fast = fits("a", 40, 10), fits("b", 50, 10)
     assert ranked([fast, lean]) == (lean, fast)

@@ -133,7 +133,7 @@ def test_what_is_there_decides_what_is_considered():
         return {each.name for each in make_strategies(Request.of(**options)).strategies}
 
     whole = {"backprop", "checkpoint", "blockwise"}
-    assert names(weights="w.pth") == whole | {"sidenet"}
+    assert names(weights="w.pth") == whole | {"sidenet", "elastic"}
     assert names(time_ratio=0.5) == {"elastic"}
     assert names(activations="int8") == {"backprop"}
     assert names(weight_dtype="bfloat16") == {"backprop", "checkpoint"}
@@ -142,6 +142,7 @@ def test_what_is_there_decides_what_is_considered():
     (waiting,) = make_strategies(Request.of(memory="1GB")).standby
     assert waiting.name == "tiled" and waiting.processes == 1
     assert make_strategies(Request.of(weights="w", scheme="full")).left_out["sidenet"] == "has no --scheme full"
+    assert make_strategies(Request()).left_out["elastic"].endswith("--time-ratio, like 0.5, or pre-trained --weights")
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,18 @@ def test_pretrained_weights_learn_at_a_tenth_of_the_default_rate(options, rate):
     assert optimizer.lr == pytest.approx(rate)
 
 
+@pytest.mark.parametrize(("count", "size", "tuned"), [(999, 16, True), (1000, 128, False)])
+def test_fine_tuning_on_few_images_takes_small_steps_and_prefers_strategies_for_it(count, size, tuned):
+    def work(**options):
+        options = {"input_shape": "3x8x8", "classes": 2, "max_train": count, "weights": "w.safetensors", **options}
+        return assemble(Request.of(model="smallconv", **options)).workload
+
+    assert (work().batch_size, work().batch_limit, work().fine_tunes_few) == (size, size, tuned)
+    assert (work(weights=None).batch_size, work(weights=None).fine_tunes_few) == (128, False)
+    assert work(batch_size=50).batch_size == work(batch_size=50).batch_limit == 50
+    assert (work(batch_limit=8).batch_size, work(batch_limit=8).batch_limit) == (size, 8)
+
+
 def test_label_smoothing_is_off_by_default_and_part_of_the_workload():
     assert assemble(Request.of(model="python"), splits(), network()).workload.label_smoothing == 0.0
     made = assemble(Request.of(model="python", label_smoothing=0.1), splits(), network())
