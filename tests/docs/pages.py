@@ -37,7 +37,7 @@ def project(toml: str) -> dict:
 def snugfit_commands(page: Path) -> list[list[str]]:
     """Arguments of every ``snugfit`` command in a page's shell code."""
     commands = []
-    for line in "\n".join(code_blocks(page, "sh")).splitlines():
+    for line in "\n".join(code_blocks(page, "sh") + code_blocks(page, "bash")).splitlines():
         for part in line.partition("#")[0].split("&&"):
             words = part.split()
             if words and words[0].rpartition("/")[2] == "snugfit":

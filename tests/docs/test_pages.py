@@ -82,6 +82,18 @@ def test_the_start_page_begins_as_the_readme_does():
     assert code_blocks(ROOT / "docs" / "index.md", "sh")[0] == code_blocks(README, "sh")[0]
 
 
+def test_every_row_about_other_trainers_names_a_test_or_a_command_that_exists():
+    tables = re.findall(r"^\|.*\|$", (ROOT / "docs" / "adoption.md").read_text(), re.MULTILINE)
+    rows = [cells(row) for row in tables if cells(row)[-1].startswith("`")]
+    assert len(rows) > 15 and all(len(row) == 7 for row in rows)
+    for row in rows:
+        file, _, test = row[-1].strip("`").partition("::")
+        if not test:
+            assert (ROOT / f"{file.split()[2].replace('.', '/')}.py").exists(), row[-1]
+        else:
+            assert re.search(rf"^def {test}\(", (ROOT / file).read_text(), re.MULTILINE), row[-1]
+
+
 def test_every_page_is_in_the_navigation_of_the_site():
     told = re.findall(r"^ +- .*?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     others = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]

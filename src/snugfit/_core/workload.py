@@ -25,7 +25,7 @@ BATCH_SIZE = 128
 FINE_TUNING_BATCH_SIZE = 16
 """Images of a step by default if pre-trained weights are fine-tuned on few images: an epoch then has enough steps."""
 FEW_IMAGES = 1000
-"""Training images below which fine-tuning has defaults of its own; measured with 200 to 900 images."""
+"""Training images below which fine-tuning has defaults of its own; measured with 300 and 900 images."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,8 @@ def _notes(assembly: Assembly, *, measures: bool) -> Iterator[str]:
     yield from splits.notes
     if measures and workload.task == "classify" and assembly.request.data.input_shape is None:
         weighted = bool(workload.class_weights) or workload.loss != "cross-entropy"
-        yield from class_notes(splits.train.labels, splits.class_names, weighted=weighted)
+        kinds = {"weighted": weighted, "pretrained": workload.pretrained}
+        yield from class_notes(splits.train.labels, splits.class_names, **kinds)
     if assembly.request.model.weights is not None:
         yield weights_note(Path(assembly.request.model.weights), assembly.chain)
     if assembly.chain.undivided:

@@ -65,7 +65,7 @@ def _exact_alone(planned: Planned) -> list[Request]:
     choice = plan.choice
     if plan.aim != "accuracy" or choice is None or not request.budget.limits_memory:
         return []
-    if choice.exact and not choice.normalises_few:
+    if choice.fine_tunes or (choice.exact and not choice.normalises_few):
         return []
     names: list[str] = []
     if request.strategy.strategy == AUTO and not choice.exact:

@@ -168,7 +168,7 @@ class _Search:
 
 def _is_settled(candidates: Iterable[Candidate], aim: Aim) -> bool:
     """Whether strategies on standby are unnecessary."""
-    return any(candidate.feasible and (aim == "time" or candidate.exact) for candidate in candidates)
+    return any(each.feasible and (aim == "time" or each.exact or each.fine_tunes) for each in candidates)
 
 
 def _last_resort(name: str, aim: Aim) -> str:

@@ -1,6 +1,6 @@
 """The smallest budget that would do, on made-up strategies and by the lines of a real one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -102,6 +102,7 @@ def exact_retries(aim, *fits, few=None, tracks=False, **options):
         Candidate(name, True, predicted=Cost(1, 1.0, 1.0), exact=exact[name], norm_images=few if exact[name] else None)
         for name in fits
     ]
+    fitting = [replace(each, fine_tunes=each.strategy == "elastic") for each in fitting]
     plan = Plan(WORKLOAD, Budget("50MB"), HARDWARE, (*fitting, *refused), 0, aim)
     request = Request.of(**{"memory": "50MB", **options})
     profile = Profile((UnitStats("unit", 1, 4, 1, (2,), 8, 8, tracks=tracks),))
@@ -117,6 +118,7 @@ def test_exact_strategies_are_planned_alone_if_accuracy_is_the_aim_and_what_fits
     assert exact_retries("time", "blockwise") == exact_retries("accuracy", "tiled") == []
     assert exact_retries("accuracy", "blockwise", strategy="blockwise") == []
     assert exact_retries("accuracy", "blockwise", memory=None) == []
+    assert exact_retries("accuracy", "elastic", tracks=True) == [], "it is how to fine-tune on few images"
 
 
 def test_norms_by_whole_batches_are_planned_where_exact_strategies_are_refused_or_see_few_images():
