@@ -127,7 +127,7 @@ def _merged(first: dict[str, Any], answers: Answers) -> dict[str, Any]:
     return {
         "plan": replace(plan, explanation=(*explanation_of(plan), *reason)).to_json(),
         "infeasible": None,
-        "comparison": [trial for _, found, _ in feasible for trial in found.get("comparison", ())],  # training compares nothing
+        "comparison": [trial for _, found, _ in feasible for trial in found.get("comparison", ())],
         "request": request.to_json(),
     }
 
