@@ -1,4 +1,4 @@
-"""The Trainer of transformers in a memory budget: three lines are new, marked by a comment."""
+"""The Trainer of transformers in a memory budget: four lines are new, marked by a comment."""
 
 import tempfile
 
@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainingArguments
 
-import snugfit
-from snugfit.integrations.huggingface import MemoryBudget  # new
+import snugfit.integrations.huggingface  # new
 
 BATCH, BUDGET = 64, "45MB"
 
@@ -42,7 +41,7 @@ def main() -> None:
         use_cpu=True,
     )
     trainer = Trainer(ResNetForImageClassification(config), arguments, train_dataset=Images(192))
-    budget = MemoryBudget(trainer, BUDGET)  # new
+    budget = snugfit.integrations.huggingface.MemoryBudget(trainer, BUDGET)  # new
     trainer.add_callback(budget)  # new
     trainer.train()
 

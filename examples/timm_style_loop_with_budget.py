@@ -1,12 +1,12 @@
-"""A loop in the style of timm's train.py in a memory budget: five lines of it change, shown beside those before."""
+"""A loop in the style of timm's train.py in a memory budget: five lines are new or changed, marked by a comment."""
 
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import snugfit
+import snugfit  # new
 
 BATCH, EPOCHS, RATE, BUDGET = 64, 2, 0.01, "35MB"
 
@@ -24,31 +24,24 @@ def rate_of(epoch: int) -> float:
     return RATE * (1 + math.cos(math.pi * epoch / EPOCHS)) / 2
 
 
-def train_one_epoch(epoch: int, step: snugfit.FitStep, loader: DataLoader[tuple[Tensor, ...]]) -> float:
-    """Mean loss of an epoch."""
-    total, count = 0.0, 0
-    for images, targets in loader:
-        # output = model(images); loss = loss_fn(output, targets)
-        # optimizer.zero_grad(); loss.backward(); optimizer.step()
-        loss = step(images, targets)
-        total, count = total + float(loss) * len(images), count + len(images)
-    print(f"epoch {epoch}: loss {total / count:.3f}, learning rate {step.lr:.4f}")
-    return total / count
-
-
 def main() -> None:
     """Train two epochs."""
-    snugfit.prepare_process()  # the budget counts from here: before model and data exist
+    snugfit.prepare_process()  # new: the budget counts from here, before model and data exist
     torch.manual_seed(0)
     model, loss_fn = make_model(), nn.CrossEntropyLoss(label_smoothing=0.1)
     data = TensorDataset(torch.randn(160, 3, 32, 32), torch.randint(10, (160,)))
     loader = DataLoader(data, batch_size=BATCH, shuffle=True)
-    # optimizer = create_optimizer_v2(model, opt="sgd", lr=RATE)
-    example = next(iter(loader))
-    with snugfit.fit(model, loss_fn, memory=BUDGET, batch_size=BATCH, example=example, lr=RATE) as step:
+    # changed, from: optimizer = create_optimizer_v2(model, opt="sgd", lr=RATE)
+    with snugfit.fit(model, loss_fn, memory=BUDGET, batch_size=BATCH, example=next(iter(loader)), lr=RATE) as step:
         for epoch in range(EPOCHS):
-            step.lr = rate_of(epoch)  # scheduler.step(epoch)
-            train_one_epoch(epoch, step, loader)
+            step.lr = rate_of(epoch)  # changed, from: scheduler.step(epoch)
+            total = 0.0
+            for images, targets in loader:
+                # changed, from: loss = loss_fn(model(images), targets)
+                # optimizer.zero_grad(); loss.backward(); optimizer.step()
+                loss = step(images, targets)
+                total += float(loss) * len(images)
+            print(f"epoch {epoch}: loss {total / len(data):.3f}, learning rate {step.lr:.4f}")
     record = step.record
     print(record)
     print(f"images at once: {record.micro_batch} of {BATCH}; steps: {record.steps}")

@@ -54,6 +54,13 @@ def test_loops_of_other_libraries(example, tmp_path):
     assert int(re.search(r"images at once: (\d+) of 64", printed)[1]) < 64
 
 
+def test_scripts_of_other_libraries_change_by_five_lines_at_most():
+    for example in ("lightning_with_budget", "huggingface_with_budget", "timm_style_loop_with_budget"):
+        script = (ROOT / "examples" / f"{example}.py").read_text()
+        assert 0 < len(re.findall(r"# (?:new|changed)\b", script)) <= 5
+        assert len(re.findall(r"\b(?:snugfit|step)(?:\.integrations\.\w+)?\.?\w*\(", script)) <= 5, "calls"
+
+
 def test_own_loop_with_memory(tmp_path):
     printed = run_example("own_loop_with_memory", tmp_path)
     refused = re.findall(r"^(\d+) images at once are refused$", printed, re.MULTILINE)
