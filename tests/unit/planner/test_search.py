@@ -79,15 +79,14 @@ def made_up(name, costs=(), reasons=(), smallest=None, refusal=(), exact=False):
     return Strategy()
 
 
-def run(*strategies, budget=BUDGET, told=None, aim="time", runs=(), **more):
+def run(*strategies, budget=BUDGET, told=None, aim="time", runs=(), workload=None, **more):
     chain = Chain.from_module(
         nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)).to("meta"), (3, 4, 4)
     )
     events = [] if told is None else told
     measuring = MeasurementContext(Still(), Still(), lambda *event: events.append(event))
-    return search(
-        PlanningInput(WORKLOAD, chain, HARDWARE, budget, aim), StrategySelection(strategies, **more), measuring, runs
-    )
+    question = PlanningInput(workload or WORKLOAD, chain, HARDWARE, budget, aim)
+    return search(question, StrategySelection(strategies, **more), measuring, runs)
 
 
 def test_feasible_ones_first_and_the_fastest_of_them_first():
@@ -160,6 +159,26 @@ def test_the_aim_ranks_and_the_plan_explains():
     assert run(fast, lean)[0].choice.strategy == "fast"
     plan, _ = run(fast, lean, aim="memory")
     assert (plan.choice.strategy, plan.aim) == ("lean", "memory") and "lean is chosen" in plan.explanation[0]
+
+
+@pytest.mark.parametrize(
+    ("aim", "changes", "first"),
+    [
+        ("accuracy", {"pretrained": True}, "elastic"),
+        ("time", {"pretrained": True}, "backprop"),
+        ("accuracy", {"pretrained": True, "train_count": 5000}, "backprop"),
+        ("accuracy", {}, "backprop"),
+    ],
+)
+def test_few_images_are_fine_tuned_by_the_strategy_for_it_and_no_last_resort_is_measured(aim, changes, first):
+    workload = replace(WORKLOAD, **{"train_count": 300, **changes})
+    exact, tuned = made_up("backprop", [(50 * MB, 5, 0)], exact=True), made_up("elastic", [(60 * MB, 9, 0)])
+    plan, _ = run(exact, tuned, aim=aim, workload=workload)
+    assert plan.choice.strategy == first
+    assert ("300 training images are few" in plan.explanation[0]) == (first == "elastic")
+    alone, _ = run(tuned, standby=[made_up("tiled", [(1 * MB, 1, 0)], exact=True)], aim=aim, workload=workload)
+    tiled = next(each for each in alone.candidates if each.strategy == "tiled")
+    assert tiled.considered == (aim == "accuracy" and first != "elastic")
 
 
 def test_what_is_left_out_has_a_row_but_no_say():
