@@ -170,3 +170,14 @@ def test_foreign_networks_show_where_they_stopped() -> None:
     }
     text = newcomer.render([{"arm": "newcomer", "settings": {"model": "timm:x", "memory": "200MB"}, "steps": steps}])
     assert text.endswith("| timm:x | 200MB | backprop | 95.0 / 90.0 | 9 s | 20 s | exit 4: no | - |")
+
+
+def test_a_newcomers_paths_are_rows_of_medians() -> None:
+    labels = {"arm": "path", "path": "photos", "source": "abc", "exit_code": 0, "load": 2.0, "seconds": 30.0}
+    told = {"strategy": "elastic", "measured": 6e7}
+    seeds = zip((10.0, 30.0, 11.0), (0.8, 0.9, 0.85), strict=True)
+    cells = [{**labels, "processor_seconds": s, "told": {**told, "accuracy": found}} for s, found in seeds]
+    script = {**labels, "path": "loop", "processor_seconds": 5.0, "told": {"lines": ["x"]}}
+    *_, photos, loop = newcomer.render([*cells, script, {**labels, "exit_code": 1}]).splitlines()
+    assert photos == "| photos | abc | 3 | 11 s | 30 s | 2 | elastic | 85.0 % (80.0 % - 90.0 %) | 60.0 |"
+    assert loop == "| loop | abc | 1 | 5 s | 30 s | 2 | - | - | - |"
