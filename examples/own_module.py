@@ -35,7 +35,8 @@ class SmallNet(nn.Module):
 def main() -> None:
     """Plan, train, and use the model."""
     snugfit.prepare_process()  # the budget counts from here: call it before the model is made
-    plan = snugfit.plan(SmallNet, "digits", snugfit.Budget(memory="40MB"), epochs=2, batch_size=32, image_size=16)
+    budget = snugfit.Budget(memory="40MB")
+    plan = snugfit.plan(SmallNet, "digits", budget, epochs=3, batch_size=32, lr=0.05, image_size=16)
     print(plan)
 
     record = plan.run()

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-FEW_IMAGES = {True: 20, False: 100}
-"""Training images of a class below which a notice says that they are few, with pre-trained weights and without."""
+FEW_IMAGES = 100
+"""Training images of a class below which a notice says that they are few."""
+FEW_PRETRAINED = 20
+"""The same with pre-trained weights."""
 UNBALANCED = 5
 """Ratio of the largest class to the smallest above which a notice says that classes are unbalanced."""
 
@@ -16,14 +18,14 @@ def class_notes(
     labels: np.ndarray, names: Sequence[str], *, weighted: bool = False, pretrained: bool = False
 ) -> list[str]:
     """Notices about training labels (N,) of classes with these names; none on balance if classes are ``weighted``."""
-    enough = FEW_IMAGES[pretrained]
+    enough = FEW_PRETRAINED if pretrained else FEW_IMAGES
     counts = np.bincount(labels, minlength=len(names))
     least, most = int(counts.argmin()), int(counts.argmax())
     smallest, largest = int(counts[least]), int(counts[most])
     notes = []
     if smallest < enough:
         few = int((counts < enough).sum())
-        advice = "" if pretrained else f"; with pre-trained --weights, {FEW_IMAGES[True]} may be enough"
+        advice = "" if pretrained else f"; with pre-trained --weights, {FEW_PRETRAINED} may be enough"
         notes.append(
             f"{few} of {len(names)} classes have fewer than {enough} training images, '{names[least]}' has "
             f"{smallest}{advice}"

@@ -165,7 +165,7 @@ class _Session:
             floors=self.floors,
             kept={probe.name: probe.kept_bytes for probe in self.lined},
             base_bytes=max(self._in_memory() + sum(self.expected.values()), 0),
-            start_bytes=self.before,
+            start_bytes=max(self.before, 0),
             left=self.left,
             expected=self.expected,
             seconds=seconds,
