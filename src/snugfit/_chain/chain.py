@@ -19,6 +19,7 @@ from snugfit._chain.subgraph import copy_nodes
 from snugfit._chain.tracing import IndivisibleError, Traced, assemble, attribute, attributes_of, first_line, trace
 from snugfit._chain.unit import Unit, make_unit, run_failure
 from snugfit._chain.whole import whole_unit
+from snugfit._core.inputs import Input
 from snugfit.errors import ModelError, is_out_of_memory
 
 
@@ -54,21 +55,26 @@ class Chain:
         return shared
 
     @classmethod
-    def from_any_module(cls, model: nn.Module, input_shape: tuple[int, int, int], name: str = "") -> Chain:
+    def from_any_module(
+        cls, model: nn.Module, input_shape: tuple[int, int, int], name: str = "", inputs: Sequence[Input] = ()
+    ) -> Chain:
         """Like :meth:`from_module`, but a network that cannot be divided is a chain without units.
 
-        It can be trained as a whole. Its ``head`` is the model itself, which need not have a graph.
+        It can be trained as a whole. Its ``head`` is the model itself, which need not have a graph. So is a network of
+        several ``inputs``, whose chain takes their values as one tensor, (batch, 1, 1, N).
 
         Raises:
             ModelError: the model does not run on such an input, does not return one tensor, has no parameters, or has
                 hooks of parameters or hooks that write weights.
         """
+        reason = "its forward pass takes several inputs"
         try:
-            return cls.from_module(model, input_shape, name)
+            if not inputs:
+                return cls.from_module(model, input_shape, name)
         except IndivisibleError as error:
             reason = error.reason
         name = name or type(model).__name__
-        return cls(name, (), whole_unit(model, tuple(input_shape), name), tuple(input_shape), reason)
+        return cls(name, (), whole_unit(model, tuple(input_shape), name, inputs), tuple(input_shape), reason)
 
     @classmethod
     def from_module(cls, model: nn.Module, input_shape: tuple[int, int, int], name: str = "") -> Chain:

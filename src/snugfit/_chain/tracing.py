@@ -68,6 +68,9 @@ def trace(model: nn.Module) -> Traced:
     whole: set[str] = set()
     others = list(inspect.signature(type(model).forward).parameters.values())[2:]
     defaults = {each.name: each.default for each in others if each.default is not each.empty}
+    for each in others:
+        if each.name not in defaults and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            raise _several_inputs(model, each.name)
     while True:
         seen: set[str] = set()
         error: Exception | None = None
@@ -218,11 +221,16 @@ def _drop_other_inputs(model: nn.Module, graph: fx.Graph) -> None:
     for placeholder in [node for node in graph.nodes if node.op == "placeholder"][1:]:
         for user in list(placeholder.users):
             if user.users or "_assert" not in str(user.target):
-                raise ModelError(
-                    f"{type(model).__name__}.forward takes more than one input ({placeholder.target}). {SPLIT_BY_HAND}"
-                )
+                raise _several_inputs(model, str(placeholder.target))
             graph.erase_node(user)
         graph.erase_node(placeholder)
+
+
+def _several_inputs(model: nn.Module, name: str) -> ModelError:
+    return ModelError(
+        f"{type(model).__name__}.forward takes more than one input ({name}). Train it as a whole, on items "
+        f"((a, b), label); see snugfit.from_dataset. {SPLIT_BY_HAND}"
+    )
 
 
 def _dropouts_as_modules(graph: fx.Graph) -> dict[str, nn.Module]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any
@@ -14,6 +14,7 @@ from torch import fx, nn
 from snugfit._chain.propagation import run_on_meta
 from snugfit._chain.subgraph import split_tail
 from snugfit._chain.tracing import first_line, is_torch_class
+from snugfit._core.inputs import Input
 from snugfit.errors import ModelError, is_out_of_memory
 
 
@@ -112,12 +113,16 @@ def make_unit(name: str, module: fx.GraphModule, input_shape: tuple[int, ...]) -
     return Unit(name, module, tuple(input_shape), tuple(output.shape[1:]), tuple(convs), tuple(before.shape[1:]))
 
 
-def run_failure(what: str, input_shape: tuple[int, ...], error: Exception) -> ModelError:
-    """The error for a module that fails on an input."""
+def run_failure(what: str, input_shape: tuple[int, ...], error: Exception, inputs: Sequence[Input] = ()) -> ModelError:
+    """The error for a module that fails on an input, or on several."""
+    reason = first_line(error).rstrip(".")
+    if inputs:
+        given = f"{', '.join(map(str, inputs[:-1]))} and {inputs[-1]}"
+        return ModelError(
+            f"{what} does not run on inputs {given}: {reason}. Check its forward pass and the items of the data set."
+        )
     shape = "x".join(map(str, input_shape))
-    return ModelError(
-        f"{what} does not run on an input of shape {shape}: {first_line(error)}. Check image size and channels."
-    )
+    return ModelError(f"{what} does not run on an input of shape {shape}: {reason}. Check image size and channels.")
 
 
 def _record_conv(

@@ -6,7 +6,7 @@ Its forward pass may do what a graph cannot hold: branch on data or on ``self.tr
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, TypeVar, cast
 
@@ -14,8 +14,10 @@ import torch
 from torch import fx, nn
 
 from snugfit._chain.hooks import require_kept_weights
+from snugfit._chain.inputs import taking_one_tensor
 from snugfit._chain.propagation import needs_values, run_for_real, run_on_meta
 from snugfit._chain.unit import Unit, run_failure
+from snugfit._core.inputs import Input
 from snugfit.errors import ModelError, is_out_of_memory
 
 Result = TypeVar("Result")
@@ -23,8 +25,8 @@ NAME = "network"
 """Name of the only unit."""
 
 
-def whole_unit(model: nn.Module, input_shape: tuple[int, ...], name: str) -> Unit:
-    """The model as a single unit, after a forward pass in both modes.
+def whole_unit(model: nn.Module, input_shape: tuple[int, ...], name: str, inputs: Sequence[Input] = ()) -> Unit:
+    """The model as a single unit, after a forward pass in both modes; one of several ``inputs`` takes one tensor then.
 
     Raises:
         ModelError: nothing in it can be trained, it does not run on such an input, does not return one tensor, or has
@@ -34,8 +36,9 @@ def whole_unit(model: nn.Module, input_shape: tuple[int, ...], name: str) -> Uni
         raise ModelError(f"{name} has no parameters: there is nothing to train.")
     _refuse_plain_tensors(model, name)
     require_kept_weights(model)
+    model = taking_one_tensor(model, inputs)
     for training in (True, False):
-        output = run_synthetic(model, input_shape, training, name)
+        output = run_synthetic(model, input_shape, training, name, inputs)
         if not isinstance(output, torch.Tensor):
             mode = "training" if training else "evaluation"
             raise ModelError(
@@ -69,7 +72,9 @@ def on_meta_or(run: Callable[[], Result], instead: Result, *, whole: bool) -> Re
         return instead
 
 
-def run_synthetic(model: nn.Module, input_shape: tuple[int, ...], training: bool, name: str) -> Any:
+def run_synthetic(
+    model: nn.Module, input_shape: tuple[int, ...], training: bool, name: str, inputs: Sequence[Input]
+) -> Any:
     """The output for a synthetic batch (B, *input_shape): on the meta device, or really if it cannot run there."""
     tensors = {id(each): each for each in chain(model.parameters(), model.buffers())}
     try:
@@ -84,10 +89,10 @@ def run_synthetic(model: nn.Module, input_shape: tuple[int, ...], training: bool
         if is_out_of_memory(error):
             raise
         if not needs_values(error):
-            raise run_failure(name, input_shape, error) from error
+            raise run_failure(name, input_shape, error, inputs) from error
     try:
         return run_for_real(apart, input_shape, training)
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        raise run_failure(name, input_shape, error) from error
+        raise run_failure(name, input_shape, error, inputs) from error

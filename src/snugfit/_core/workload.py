@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from snugfit._core.inputs import Input
 from snugfit._core.options import Checked, Range
 from snugfit.errors import UsageError
 
@@ -118,6 +119,7 @@ class Workload:
         weight_dtype: type in which trained weights of convolutions and linear layers are kept.
         augment: whether training images are augmented.
         metrics: names of metrics that were passed from Python.
+        inputs: what the network takes, if it is several inputs; ``input_shape`` is then that of their values, 1x1xN.
         pretrained: whether training starts from pre-trained weights.
         mixed: whether the images of a step are mixed, so that targets are probabilities of classes.
         seed: seed of initialisation, shuffling and augmentation.
@@ -159,6 +161,7 @@ class Workload:
     patience: int | None = None
     mixed: bool = False
     metrics: tuple[str, ...] = ()
+    inputs: tuple[Input, ...] = ()
     pretrained: bool = False
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from snugfit._core.inputs import Input
 from snugfit.errors import DataError
 
 if TYPE_CHECKING:  # it imports PIL, which records of pixels do not need
@@ -98,6 +99,7 @@ class Splits:
         border: black pixels on every side of every image, part of its size.
         notes: lines about the data for the user.
         as_is: whether images are float tensors that are used as they are, neither normalised nor augmented.
+        inputs: what each item has, if it is several inputs; images are their values then, (1, 1, N).
     """
 
     name: str
@@ -113,6 +115,7 @@ class Splits:
     border: int = 0
     notes: tuple[str, ...] = ()
     as_is: bool = False
+    inputs: tuple[Input, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the names of the classes, which are written into reports and files.

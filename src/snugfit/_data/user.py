@@ -15,10 +15,12 @@ from PIL import Image
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset, default_collate
 from torch.utils.data import Subset as TorchSubset
 
+from snugfit._core.inputs import packed_shape
 from snugfit._core.options import from_keywords
 from snugfit._data.decode import reading, square
 from snugfit._data.prepared import PreparedImages, prepared_shape
 from snugfit._data.sets import ImageSet, Parts, Splits, check_class_count, check_labels, resized
+from snugfit._data.several_inputs import PackedInputs, inputs_of, takes_several
 from snugfit._data.split import SplitOptions, assemble
 from snugfit.errors import DataError, UsageError
 
@@ -90,6 +92,7 @@ class DatasetOptions(SplitOptions):
         mean, std: normalisation of images in [0, 1], per channel; 0.5 by default.
         flip: whether a mirrored image keeps its class.
         as_is: use float tensors of any size as the data set gives them.
+        inputs: keys of the network's inputs, if items are dictionaries with several.
     """
 
     class_names: Sequence[str] | None = None
@@ -98,6 +101,7 @@ class DatasetOptions(SplitOptions):
     std: Sequence[float] | None = None
     flip: bool = False
     as_is: bool = False
+    inputs: Sequence[str] = ()
 
 
 def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) -> Splits:
@@ -117,6 +121,10 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
     Items are pairs, or dictionaries with ``image``, ``pixel_values`` or ``img``, and ``label`` or ``labels``. Of a
     DataLoader the data set is used.
 
+    A network of several inputs takes items ``((a, b), label)``, ``({"a": a, "b": b}, label)``, or dictionaries whose
+    keys ``inputs`` names; those of dictionaries are keywords of its forward pass. Inputs are tensors, arrays or numbers
+    of one shape and type each, which are used as they are; floats become float32.
+
     Labels come from ``targets`` or ``labels`` if a data set has them; otherwise every item is read once. Splits that
     are missing are made from ``train``: ``val_fraction`` of its images each, stratified and determined by ``seed``.
 
@@ -124,8 +132,8 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
         train, val, test: map-style data sets.
         **options: ``mean``, ``std``: normalisation per channel; ``class_names``: names by label; ``name``: of the data
             set, for reports; ``flip``: whether a mirrored image keeps its class; ``image_size``: side in pixels, to
-            which images are resized; ``as_is``: see above; ``classes``: expected number; ``max_train``, ``max_val``:
-            limits of images; ``val_fraction`` (0.1) and ``seed`` (0): of the division.
+            which images are resized; ``as_is``, ``inputs``: see above; ``classes``: expected number; ``max_train``,
+            ``max_val``: limits of images; ``val_fraction`` (0.1) and ``seed`` (0): of the division.
 
     Raises:
         UnknownNameError: there is no such option.
@@ -135,16 +143,18 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
     chosen = from_keywords(DatasetOptions, options)
     parts_given = (("train", train), ("val", val), ("test", test))
     given = {key: _map_style(dataset, key) for key, dataset in parts_given if dataset is not None}
-    labels = {key: labels_of(dataset, key) for key, dataset in given.items()}
+    keys = _keys(chosen.inputs)
+    labels = {key: labels_of(dataset, key, keys) for key, dataset in given.items()}
     names = _class_names(labels, chosen.class_names)
     notes = tuple(
         f"the {key} data is a DataLoader: its data set is used, in batches of --batch-size"
         for key, dataset in parts_given
         if isinstance(dataset, DataLoader)
     )
-    if chosen.as_is:
-        return replace(_prepared(given, labels, names, chosen), notes=notes)
-    (channels, size), resize = _shape(_sample(given["train"], 0)[0], chosen.image_size), chosen.image_size is not None
+    first = _sample(given["train"], 0, keys)[0]
+    if chosen.as_is or takes_several(first):
+        return replace(_prepared(given, first, labels, names, chosen), notes=notes)
+    (channels, size), resize = _shape(first, chosen.image_size), chosen.image_size is not None
     normalised = _normalisation(chosen.mean, chosen.std, channels)
     sets = {
         key: DatasetImages(
@@ -160,18 +170,32 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
 
 
 def _prepared(
-    given: dict[str, Any], labels: dict[str, np.ndarray], names: tuple[str, ...], chosen: DatasetOptions
+    given: dict[str, Any], first: Any, labels: dict[str, np.ndarray], names: tuple[str, ...], chosen: DatasetOptions
 ) -> Splits:
-    """Splits of images that are used as they are; ``labels`` are (N,) each."""
+    """Splits of images, or of several inputs, that are used as they are; ``labels`` are (N,) each."""
+    several = takes_several(first)
     for option in ("image_size", "mean", "std", "flip"):
         if getattr(chosen, option):
-            raise UsageError(f"as_is=True uses images as they are; leave out {option}, or as_is.")
-    shape = prepared_shape(_sample(given["train"], 0)[0], 0)
-    sets = {key: PreparedImages(partial(_sample, dataset), labels[key], shape) for key, dataset in given.items()}
+            what = "several inputs are used as they are" if several else "as_is=True uses images as they are"
+            raise UsageError(f"{what}; leave out {option}{'' if several else ', or as_is'}.")
+    inputs = inputs_of(first, 0) if several else ()
+    shape = packed_shape(inputs) if several else prepared_shape(first, 0)
+    sets: dict[str, ImageSet] = {}
+    for key, dataset in given.items():
+        sample = partial(_sample, dataset, keys=tuple(chosen.inputs))
+        sets[key] = PackedInputs(sample, labels[key], inputs) if several else PreparedImages(sample, labels[key], shape)
     parts = Parts(names, sets["train"], sets.get("val"), sets.get("test"))
     mean, std = (0.0,) * shape[0], (1.0,) * shape[0]
     found = assemble(chosen.name, parts, chosen, image_shape=shape, mean=mean, std=std, flip=False)
-    return replace(found, as_is=True)
+    return replace(found, as_is=True, inputs=inputs)
+
+
+def _keys(inputs: Sequence[str]) -> tuple[str, ...]:
+    """Keys of a network's inputs as given: none, or several."""
+    keys = () if isinstance(inputs, str) else tuple(inputs)
+    if inputs and (len(set(keys)) < max(2, len(keys)) or not all(isinstance(key, str) and key for key in keys)):
+        raise UsageError(f"inputs= must name at least two different keys, like ('image', 'age'), not {inputs!r}.")
+    return keys
 
 
 def _class_names(labels: dict[str, np.ndarray], named: Sequence[str] | None) -> tuple[str, ...]:
@@ -238,8 +262,8 @@ def _within(image: torch.Tensor, slack: float) -> bool:
     return image.numel() == 0 or bool(image.amin() >= -slack and image.amax() <= 1 + slack)
 
 
-def labels_of(dataset: Any, name: str = "train") -> np.ndarray:
-    """Labels of a map-style data set, (N,) int64, without reading images if possible.
+def labels_of(dataset: Any, name: str = "train", keys: tuple[str, ...] = ()) -> np.ndarray:
+    """Labels of a map-style data set, (N,) int64, without reading images if possible; ``keys`` are those of inputs.
 
     Raises:
         DataError: the data set is empty or a label is not an integer.
@@ -247,11 +271,11 @@ def labels_of(dataset: Any, name: str = "train") -> np.ndarray:
     if not len(dataset):
         raise DataError(f"the {name} data set is empty.")
     if isinstance(dataset, TorchSubset):
-        inner: np.ndarray = labels_of(dataset.dataset, name)
+        inner: np.ndarray = labels_of(dataset.dataset, name, keys)
         return np.asarray(inner[np.asarray(dataset.indices)])
     listed = _listed_labels(dataset)
     if listed is None:
-        listed = [_sample(dataset, index)[1] for index in range(len(dataset))]
+        listed = [_sample(dataset, index, keys)[1] for index in range(len(dataset))]
     try:
         return np.fromiter((operator.index(label) for label in listed), np.int64, len(dataset))
     except (TypeError, ValueError) as error:
@@ -266,17 +290,24 @@ def _listed_labels(dataset: Any) -> Any:
     return next((found for key in ("targets", "labels") if (found := getattr(dataset, key, None)) is not None), None)
 
 
-def _sample(dataset: Any, index: int) -> tuple[Any, Any]:
+def _sample(dataset: Any, index: int, keys: tuple[str, ...] = ()) -> tuple[Any, Any]:
+    """Image, or inputs of these keys, and label of an item."""
     try:
         item = dataset[index]
     except OSError as error:
         raise DataError(f"image {index} of the data set cannot be read: {error}. Replace or remove it.") from error
     if isinstance(item, Mapping):
-        return _value(item, _IMAGES, index), _value(item, _LABELS, index)
+        inputs = {key: _value(item, (key,), index) for key in keys}
+        return inputs or _value(item, _IMAGES, index), _value(item, _LABELS, index)
+    if keys:
+        raise DataError(f"item {index} of the data set is no dictionary, whose keys inputs= names; leave out inputs=.")
     try:
         image, label = item
     except (TypeError, ValueError) as error:
-        raise DataError(f"item {index} of the data set is not a pair (image, label): {error}.") from error
+        raise DataError(
+            f"item {index} of the data set is not a pair (image, label): {error}. Several inputs are written "
+            "((a, b), label)."
+        ) from error
     return image, label
 
 
@@ -286,7 +317,10 @@ def _value(item: Mapping[str, Any], names: tuple[str, ...], index: int) -> Any:
         if name in item:
             return item[name]
     known = ", ".join(map(str, item))
-    raise DataError(f"item {index} of the data set has {known}, but none of {', '.join(names)}. Rename it.")
+    raise DataError(
+        f"item {index} of the data set has {known}, but none of {', '.join(names)}. Rename it; or name the keys of "
+        "several inputs: snugfit.from_dataset(..., inputs=(...))."
+    )
 
 
 def _shape(image: Any, image_size: int | None) -> tuple[int, int]:

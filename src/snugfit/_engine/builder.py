@@ -78,6 +78,7 @@ class Assembly:
             data=splits.name,
             border=splits.border,
             as_is=splits.as_is,
+            inputs=splits.inputs,
             task=workload.task,
             anchors=workload.anchors,
         )
@@ -105,11 +106,12 @@ class Assembly:
         They come from the caller's module, from the weights file, or are random. snugfit's own models are initialised
         unit by unit; any other is built once, since its constructor may initialise it differently.
         """
-        name, path, shape = self.request.model.model, self.request.model.weights, self.splits.image_shape
+        name, path = self.request.model.model, self.request.model.weights
+        shape, inputs = self.splits.image_shape, self.splits.inputs
         if self.module is not None:
             if any(parameter.is_meta for parameter in self.module.parameters()):
                 raise UsageError("an earlier run emptied this module; pass a new one, or a function that makes it.")
-            spill_module(Chain.from_any_module(self.module, shape, name).all_units, store)
+            spill_module(Chain.from_any_module(self.module, shape, name, inputs).all_units, store)
         elif name in models.names():
             for index, unit in enumerate(self.chain.all_units):
                 initialise_by_reset(unit, derive_seed(self.workload.seed, "weights", index), models.resets(name))
@@ -118,7 +120,7 @@ class Assembly:
         else:
             torch.manual_seed(derive_seed(self.workload.seed, "weights"))
             module = models.build(name, self.workload.classes, shape[-1], shape[0])
-            spill_module(Chain.from_any_module(module, shape, name).all_units, store)
+            spill_module(Chain.from_any_module(module, shape, name, inputs).all_units, store)
         if path is not None:
             load_initial_weights(Path(path), self.chain, store)
 
@@ -178,10 +180,11 @@ def assemble(
     splits = splits or load_splits(request)
     name, shape = request.model.model, splits.image_shape
     if module is None:
-        chain = Chain.from_any_module(build_on_meta(name, len(splits.class_names), shape), shape, name)
+        made = build_on_meta(name, len(splits.class_names), shape)
+        chain = Chain.from_any_module(made, shape, name, splits.inputs)
     else:
         module = module_of(module)
-        chain = on_meta(Chain.from_any_module(module, shape, name))
+        chain = on_meta(Chain.from_any_module(module, shape, name, splits.inputs))
     chain.loss = own.loss
     facts = rules_of(request.data.task).facts(request, chain, splits)
     workload = replace(_workload(request, splits, facts), metrics=tuple(sorted(own.metrics)))
@@ -204,6 +207,10 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
     training = request.training
     if splits.as_is and training.erase:
         raise UsageError(f"--erase {training.erase:g} augments, and as_is=True uses images as they are; leave one out.")
+    if splits.inputs and training.mixes is not None:
+        raise UsageError(
+            f"{training.mixes} mixes images, and the items of {splits.name} have several inputs; leave it out."
+        )
     if training.patience is not None and not len(splits.val):
         raise UsageError(
             f"--patience {training.patience} needs validation images, and {splits.name} has none; leave it out, or add "
@@ -228,6 +235,7 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
         label_smoothing=training.label_smoothing,
         clip_norm=training.clip_norm,
         mixed=training.mixes is not None,
+        inputs=splits.inputs,
         patience=training.patience,
         pretrained=request.model.weights is not None,
         **facts,

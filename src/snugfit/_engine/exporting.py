@@ -34,6 +34,8 @@ def export(
         for name in (MODEL_FILE, "model.onnx", "architecture.json") if target.is_dir() else ():
             require_file(target / name)
     module, architecture = load(folder, model), Architecture.read(folder)
+    if architecture.inputs and format != "safetensors":
+        raise ModelError("the network takes several inputs, and ONNX export takes one image; use --format safetensors.")
     target.mkdir(parents=True, exist_ok=True)
     files, difference = [], None
     if target.resolve() != folder.resolve():

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from snugfit import _models as models
-from snugfit._chain import Chain, load_state
+from snugfit._chain import Chain, load_state, take_inputs
 from snugfit._core.amounts import MOST_CHANNELS, MOST_PIXELS
+from snugfit._core.inputs import Input, packed_shape
 from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.registry import config_of
 from snugfit._core.serial import to_data
@@ -50,6 +51,7 @@ class Architecture:
         border: black pixels on every side that images get, inside ``input_shape``; an image is resized (short side) and
             centre-cropped to what they leave.
         as_is: whether it was trained on tensors that a data set prepared, so that images of files cannot be.
+        inputs: what it takes, if it is several inputs.
         task: what it has learned: to ``classify`` images, or to ``detect`` objects; for that images are resized to the
             square without cropping.
         anchors: widths and heights that boxes are predicted from, as fractions of the image's sides.
@@ -69,6 +71,7 @@ class Architecture:
     strategy: str = ""
     structure: dict[str, Any] = field(default_factory=dict)
     as_is: bool = False
+    inputs: tuple[Input, ...] = ()
 
     def require_files(self) -> None:
         """Refuse to read images for the model; raises UsageError."""
@@ -80,7 +83,8 @@ class Architecture:
 
     def __post_init__(self) -> None:
         channels, height, width = self.input_shape
-        if not (1 <= channels <= MOST_CHANNELS and 1 <= height <= MOST_PIXELS and 1 <= width <= MOST_PIXELS):
+        one_image = 1 <= channels <= MOST_CHANNELS and 1 <= height <= MOST_PIXELS and 1 <= width <= MOST_PIXELS
+        if self.input_shape != packed_shape(self.inputs) if self.inputs else not one_image:
             raise ValueError(f"'input_shape' must be channels, height and width, not {self.input_shape}")
         if not 0 <= 2 * self.border < min(height, width):
             raise ValueError(f"'border' must leave some of {height}x{width} pixels, and is {self.border}")
@@ -117,7 +121,7 @@ class Architecture:
             ModelError: the module was passed from Python and is not given here, or does not run.
         """
         made = self.build() if model is None else module_of(model)
-        return on_meta(Chain.from_any_module(made, self.input_shape, self.model))
+        return on_meta(Chain.from_any_module(made, self.input_shape, self.model, self.inputs))
 
     def trained(self, chain: Chain, state: Mapping[str, torch.Tensor]) -> nn.Module:
         """The network as its strategy left it, without weights.
@@ -164,6 +168,7 @@ def load(folder: Path, model: ModuleOrFactory | None = None) -> nn.Module:
     with mismatch_errors(str(folder / MODEL_FILE), "Restore it from a copy, or train again."):
         load_state(module, state, assign=True)
     _fill_buffers(folder, module)
+    take_inputs(module)
     return module.eval()
 
 

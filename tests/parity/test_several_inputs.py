@@ -1,0 +1,228 @@
+"""Networks that take several inputs train as in plain PyTorch, within their budget, and are resumed and loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity_helpers import assert_same
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import snugfit
+from snugfit._core.registry import strategies
+from snugfit.errors import CheckpointError, InfeasibleBudgetError, InterruptedRunError, ModelError, UsageError
+
+OPTIONS: dict[str, Any] = {
+    "strategy": "backprop", "epochs": 2, "batch_size": 8, "threads": 1, "schedule": "constant", "seed": 3,
+}  # fmt: skip
+
+
+class Patients(Dataset[tuple[tuple[Tensor, ...], int]]):
+    """A photo, three measurements, and the number of a clinic."""
+
+    def __init__(self, count: int = 32) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.photos = torch.randn(count, 2, 8, 12, generator=generator)
+        self.numbers = torch.randn(count, 3, generator=generator)
+        self.clinics = torch.randint(5, (count,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+    def inputs(self, index: Any) -> tuple[Tensor, ...]:
+        return self.photos[index], self.numbers[index], self.clinics[index]
+
+    def __getitem__(self, index: int) -> tuple[tuple[Tensor, ...], int]:
+        return self.inputs(index), index % 2
+
+
+class Named(Patients):
+    """The same as dictionaries, with a key that is no input."""
+
+    def __getitem__(self, index: int) -> Any:
+        photo, numbers, clinic = self.inputs(index)
+        return {"id": "x", "clinic": clinic, "photo": photo, "numbers": numbers, "label": index % 2}
+
+
+class Fused(nn.Module):
+    """Computes in the type of its weights, and views the photo as one that a loader has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.clinics = nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Embedding(5, 2)
+        self.head = nn.Linear(4 + 3 + 2, 2)
+
+    def forward(self, photo: Tensor, numbers: Tensor, clinic: Tensor) -> Tensor:
+        assert (photo.shape[1:], numbers.shape[1:], clinic.shape[1:]) == ((2, 8, 12), (3,), ())
+        kind = self.head.weight.dtype
+        photo = self.norm(self.conv(photo.to(kind))).relu().mean((2, 3))
+        return self.head(torch.cat([photo, numbers.to(kind), self.clinics(clinic)], 1))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return Fused()
+
+
+def pairs() -> Any:
+    return Patients(), Patients(8)
+
+
+def dictionaries() -> Any:
+    return snugfit.from_dataset(Named(), Named(8), inputs=("photo", "numbers", "clinic"))
+
+
+def plan(data: Any = None, model: nn.Module | None = None, **options: Any) -> Any:
+    return snugfit.plan(model or network(), data or pairs(), **{**OPTIONS, **options})
+
+
+@pytest.mark.parametrize("data", [pairs, dictionaries])
+def test_a_run_equals_the_plain_loop_in_float64(data: Any, tmp_path: Path) -> None:
+    theirs, patients = network().double(), Patients()
+    planned = plan(data(), network().double())
+    planned.run((), out=tmp_path / "run")
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    for epoch in range(2):
+        for rows, labels in planned.assembly.training_data().train.epoch(epoch, 8):
+            photos = rows.flatten(1)[:, :192]
+            chosen = torch.cdist(photos, patients.photos.flatten(1)).argmin(1)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(theirs(*patients.inputs(chosen)), labels).backward()
+            optimizer.step()
+    assert_same(load_file(tmp_path / "run" / "model.safetensors"), theirs.state_dict(), tolerance=1e-10)
+
+
+@pytest.mark.parametrize("data", [pairs, dictionaries])
+def test_the_trained_model_is_a_plain_module_of_several_inputs(data: Any, tmp_path: Path) -> None:
+    given = network()
+    record = plan(data(), given).run((), out=tmp_path / "run")
+    loaded, fresh, inputs = snugfit.load(tmp_path / "run", model=network()), network(), Patients().inputs(slice(4))
+    fresh.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+    for model in (record.model, loaded):
+        assert type(model) is Fused and not model._forward_pre_hooks and not model.training
+        assert torch.equal(model(*inputs), fresh.eval()(*inputs))
+    assert not given._forward_pre_hooks
+    right = (loaded(*Patients(8).inputs(slice(8))).argmax(1) == torch.arange(8) % 2).double().mean()
+    assert record.accuracy["val"] == right
+
+
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    plan().run((), out=tmp_path / "whole")
+    stop = snugfit.StopFlag()
+
+    def stop_at_step_2(event: snugfit.Event) -> None:
+        if isinstance(event, snugfit.StepDone) and event.step == 2:
+            stop.request()
+
+    with pytest.raises(InterruptedRunError):
+        plan().run((stop_at_step_2,), out=tmp_path / "run", stop=stop)
+    with pytest.raises(CheckpointError, match="model or data have changed"):
+        snugfit.resume(tmp_path / "run", (), model=network(), data=dictionaries())
+    snugfit.resume(tmp_path / "run", (), model=network(), data=pairs())
+    assert_same(*(load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run")))
+
+
+MEMORY = """
+import json, sys
+sys.path[:0] = sys.path_of_tests
+import snugfit
+from test_several_inputs import Deep, Large, OPTIONS
+snugfit.prepare_process(1)
+for memory in ("60MB", "22MB"):
+    options = {**OPTIONS, "batch_size": 32, "memory": memory}
+    record = snugfit.plan(Deep(), (Large(), Large()), **options).run((), out=memory)
+    print(json.dumps([record.measured["peak_bytes"], record.predicted["peak_bytes"], record.budget["memory_bytes"],
+        record.settings["micro_batches"]]))
+"""
+
+
+class Large(Patients):
+    """Photos of a size that a budget feels."""
+
+    def __init__(self, count: int = 64) -> None:
+        super().__init__(count)
+        self.photos = torch.randn(1, 3, 64, 48).expand(count, -1, -1, -1)
+
+
+class Deep(Fused):
+    """Reads two photos and measurements, with norms of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 4, 3)]
+        self.conv = nn.Sequential(*layers)
+
+    def forward(self, photo: Tensor, numbers: Tensor, clinic: Tensor) -> Tensor:
+        values = self.conv(photo).relu().mean((2, 3))
+        return self.head(torch.cat([values, numbers, self.clinics(clinic)], 1))
+
+
+def test_runs_stay_within_prediction_and_budget(tmp_path: Path) -> None:
+    """In a process of their own: what other tests leave in memory would count."""
+    code = MEMORY.replace("sys.path_of_tests", repr(sys.path))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == 2, done.stderr
+    for measured, predicted, budget, _ in found:
+        assert 0 < measured <= predicted <= budget, found
+    assert found[0][3] == 1 < found[1][3], "the smaller budget divides the batch"
+
+
+def test_every_strategy_that_needs_units_says_so() -> None:
+    for name in set(strategies()) - {"backprop"}:
+        planned = plan(strategy=name, time_ratio=0.5 if name == "elastic" else None)
+        (candidate,) = planned.plan.candidates
+        said = "needs units, and Fused cannot be divided: its forward pass takes several inputs"
+        assert candidate.reasons[0] == said
+        with pytest.raises(InfeasibleBudgetError, match=said):
+            planned.run(())
+    chosen = plan(strategy="auto").plan.choice
+    assert chosen is not None and (chosen.strategy, chosen.exact) == ("backprop", True)
+
+
+class Photo(nn.Module):
+    """Takes one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3)
+
+    def forward(self, photo: Tensor) -> Tensor:
+        return self.conv(photo).mean((2, 3))
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    with pytest.raises(
+        ModelError, match=r"python does not run on inputs 2x8x12 of float32, 3 of float32 and a number of"
+    ):
+        plan(model=Photo())
+    with pytest.raises(ModelError, match=r"photo 2x8x12 .*unexpected keyword argument 'numbers'"):
+        plan(dictionaries(), Photo())
+    with pytest.raises(ModelError, match=r"Fused.forward takes more than one input .* \(\(a, b\), label\)"):
+        plan(snugfit.from_dataset([(torch.zeros(2, 8, 12), number % 2) for number in range(20)], as_is=True))
+    with pytest.raises(UsageError, match=r"--mixup 0.2 mixes images, and the items of dataset have several inputs"):
+        plan(mixup=0.2)
+    with pytest.raises(UsageError, match=r"--erase 0\.5 augments"):
+        plan(erase=0.5)
+
+
+def test_what_reads_files_or_exports_one_image_is_refused(tmp_path: Path) -> None:
+    plan().run((), out=tmp_path / "run")
+    with pytest.raises(UsageError, match=r"prepared.*take the model by snugfit\.load"):
+        list(snugfit.predict(tmp_path / "run", tmp_path, model=network()))
+    with pytest.raises(ModelError, match=r"several inputs, and ONNX.*--format safetensors"):
+        snugfit.export(tmp_path / "run", tmp_path / "out", model=network())
+    files = snugfit.export(tmp_path / "run", tmp_path / "out", format="safetensors", model=network())["files"]
+    assert load_file(files[0]).keys() == network().state_dict().keys()
+
+
+def test_a_loader_of_pairs_is_read_as_its_data_set(tmp_path: Path) -> None:
+    record = plan((DataLoader(Patients(), 4), DataLoader(Patients(8), 4))).run((), out=tmp_path / "run")
+    assert record.workload["inputs"][2] == {"shape": [], "dtype": "int64", "name": ""}
