@@ -326,7 +326,7 @@ def made(layout: Layout, index: int, settings: Settings) -> Module:
 
 def _sources(splits: datasets.Splits, seed: int) -> dict[str, Source | Rows]:
     assert splits.test is not None
-    transform = datasets.Transform(splits.mean, splits.std, splits.image_shape[-1], splits.flip)
+    transform = datasets.Transform(splits.mean, splits.std, splits.flip)
     return {
         "train": Source(datasets.Batches(splits.train, transform, seed=seed, augment=True)),
         "val": Source(datasets.Batches(splits.val, transform, seed=seed)),

@@ -135,7 +135,7 @@ def evaluate(folder: Path, settings: Settings, data_dir: str | None) -> dict[str
     counts = {"max_train": settings["max_train"], "max_val": settings["max_val"]}
     splits = datasets.load(settings["data"], data_dir=data_dir, seed=settings["seed"], **counts)
     assert splits.test is not None
-    transform = datasets.Transform(splits.mean, splits.std, splits.image_shape[-1], splits.flip)
+    transform = datasets.Transform(splits.mean, splits.std, splits.flip)
     val, test = (datasets.Batches(each, transform).in_order(PASS) for each in (splits.val, splits.test))
     exits = Exits(folder, settings, splits).eval()
     found = {"val": accuracies(exits, val), "test": accuracies(exits, test)}

@@ -111,7 +111,7 @@ def run_arm(settings: Settings, data_dir: str | None) -> Cell:
     splits = datasets.load(settings["data"], data_dir=data_dir, **options)
     assert splits.test is not None
     shape, kept = splits.image_shape, settings["arm"].partition(",")[0]
-    transform = datasets.Transform(splits.mean, splits.std, shape[-1], splits.flip)
+    transform = datasets.Transform(splits.mean, splits.std, splits.flip)
     train = datasets.Batches(splits.train, transform, seed=seed, augment=True)
     sgd = OptimizerSettings("sgd", lr=settings["lr"], schedule="cosine")
     workload = Workload("resnet20", settings["data"], shape, 10, count, 1, 1, optimizer=sgd, activations=kept)

@@ -137,7 +137,7 @@ def train(job: Job, micro: int, saved: Path, meter: PeakMeter, limit: MemoryLimi
     if limit.budget_bytes is not None and meter.mark() > limit.budget_bytes:
         raise MemoryError(f"micro-batch {micro} needs more than the budget")
     network = _build(job)
-    transform = Transform(job.splits.mean, job.splits.std, job.splits.image_shape[-1], job.splits.flip)
+    transform = Transform(job.splits.mean, job.splits.std, job.splits.flip)
     source = Batches(job.splits.train, transform, seed=job.seed, augment=True)
     steps = max(1, source.steps(micro) // group)
     optimizer = torch.optim.SGD(network.parameters(), lr=job.lr, momentum=0.9, weight_decay=5e-4)

@@ -142,7 +142,7 @@ class Race:
 
     def _transform(self) -> Transform:
         splits = self.splits
-        return Transform(splits.mean, splits.std, splits.image_shape[-1], splits.flip)
+        return Transform(splits.mean, splits.std, splits.flip)
 
 
 class Headroom(KernelAllowance):  # type: ignore[no-untyped-call]

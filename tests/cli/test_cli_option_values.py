@@ -22,7 +22,7 @@ from snugfit.errors import UsageError
 GROUPS = typing.get_type_hints(Request)
 OPTIONS = {field.name: (group, kind) for group, kind in GROUPS.items() for field in dataclasses.fields(kind)}
 COUNTS = [
-    "image_size", "classes", "max_train", "max_val", "devices", "epochs", "batch_size", "batch_limit",
+    "classes", "max_train", "max_val", "devices", "epochs", "batch_size", "batch_limit",
     "block_units", "views", "interval", "importance_batch", "replicas", "threads", "patience",
 ]  # fmt: skip
 SWITCHES = ["augment", "crop", "adaptive_batch", "saturation_stop", "accumulate", "lean"]
@@ -43,6 +43,7 @@ REFUSED = {
     **{key: ["float23", "", 16, True, 1.5, ["sgd"]] for key in NAMES},
     **{key: ["", " ", "a\x00b", 3, 1.5, True, [], b"runs"] for key in PATHS},
     **{key: ["100", "0", "0MB", "12parsecs", "-1MB", "", 100, 0, -1, 999999, 1.5, True, math.nan, []] for key in SIZES},
+    "image_size": [0, -1, 1.5, 2.0, True, "", "0", "96x", "x96", "8x8x8", "1x70000", 10**12, math.nan, [1, 2, 3], b"1"],
     "workers": [-1, 1025, 0.5, True, "2"],
     "seed": [-1, 2**32, 0.5, True, "0"],
     "retrain_epochs": [-1, 1.5, True, "8"],
@@ -106,6 +107,7 @@ TAKEN = {
     "tiles": ["auto", "2x3"],
     **{key: ["auto", "one", "every", "0-4 | 4-11"] for key in ["forward_groups", "backward_groups"]},
     "device": ["cpu", "cuda", "cuda:1"],
+    "image_size": ["1", "96x160", "96X96", "65536"],
     "input_shape": ["1x1x1", "3x224x224", "3X32X64"],
 }
 

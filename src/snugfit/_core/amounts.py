@@ -82,6 +82,36 @@ def parse_shape(text: str) -> tuple[int, int, int]:
     return channels, height, width
 
 
+Sides = int | tuple[int, int]
+"""Size of images: the side of squares, or height and width."""
+
+
+def parse_sides(text: str) -> Sides:
+    """Turn ``"96"`` into the side of squares, and ``"96x160"`` into height and width.
+
+    >>> parse_sides("96"), parse_sides("96x160"), parse_sides("96x96")
+    (96, (96, 160), 96)
+
+    Raises:
+        ValueError: the text has another form, or a number is 0 or too large.
+    """
+    sides = [int(part) for part in text.lower().split("x")]
+    height, width = sides if len(sides) > 1 else sides * 2
+    if not (1 <= height <= MOST_PIXELS and 1 <= width <= MOST_PIXELS):
+        raise ValueError(text)
+    return height if height == width else (height, width)
+
+
+def height_and_width(sides: Sides) -> tuple[int, int]:
+    """Height and width of images of this size."""
+    return (sides, sides) if isinstance(sides, int) else sides
+
+
+def sides_text(sides: Sides) -> str:
+    """The size of images as ``--image-size`` takes it."""
+    return str(sides) if isinstance(sides, int) else "x".join(map(str, sides))
+
+
 def parse_batches(text: str) -> tuple[int, ...]:
     """Turn ``"32,64"`` into numbers of images.
 

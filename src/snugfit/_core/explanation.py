@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from typing import Any, get_args
 
-from snugfit._core.amounts import parse_shape
+from snugfit._core.amounts import parse_sides, sides_text
 from snugfit._core.budget import Aim
 from snugfit._core.known import foreign_options
 from snugfit._core.option_groups import SYNTHETIC
@@ -217,7 +217,8 @@ def command_of(request: Request, plan: Plan) -> tuple[str, ...] | None:
     if choice is None or request.from_python or plan.workload.metrics:
         return None
     if request.data.input_shape is not None:
-        model = replace(request.model, image_size=parse_shape(request.data.input_shape)[-1])
+        size = sides_text(parse_sides(request.data.input_shape.partition("x")[2]))
+        model = replace(request.model, image_size=size)
         request = replace(request, model=model, data=replace(request.data, data=PLACEHOLDER, input_shape=None))
     training = request.training
     own_default = find_config(choice.strategy).default_optimizer

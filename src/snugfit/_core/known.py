@@ -8,7 +8,6 @@ from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
-from snugfit._core.amounts import parse_shape
 from snugfit._core.option_groups import FROM_PYTHON, BaseRequest, DataOptions
 from snugfit._core.options import data_sets_in
 from snugfit._core.registry import LOCAL_LOSSES, MODELS, config_of, strategies
@@ -61,15 +60,12 @@ def check_shape(request: BaseRequest) -> None:
     data, flag = request.data, f"--input-shape {request.data.input_shape}"
     if data.input_shape is None:
         return
-    _, height, width = parse_shape(data.input_shape)
     if data.data is not None:
         raise UsageError(f"{flag} is for plans without data; leave it out, or --data {data.data}.")
     if data.task == "detect":
         raise UsageError(f"--task detect reads the boxes of its data; give --data instead of {flag}.")
     if request.model.image_size is not None:
         raise UsageError(f"{flag} is the size of images too; leave out --image-size {request.model.image_size}.")
-    if height != width:
-        raise UsageError(f"{flag} is not a square, to which training brings images; `snugfit estimate` takes it.")
     if data.classes is None:
         raise UsageError(f"{flag} does not say how many classes there are; add --classes.")
     for limit, count in {"--max-train": data.max_train, "--max-val": data.max_val}.items():

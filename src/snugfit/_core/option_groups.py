@@ -6,12 +6,14 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
+from snugfit._core.amounts import Sides, parse_sides
 from snugfit._core.budget import Aim, TimeRatio
 from snugfit._core.options import (
     Checked,
     ClassWeights,
     Common,
     Count,
+    ImageSize,
     InputShape,
     Positive,
     Range,
@@ -54,12 +56,18 @@ class ModelOptions(Checked):
         model: a name (``vgg16``), ``torchvision:NAME``, ``timm:NAME`` or your own ``module:function``.
         weights: safetensors (or weights-only ``.pth``) file to start from; or imagenet: the weights that torchvision or
             timm, if installed, offers for the model.
-        image_size: side of the square input in pixels; the data set's own by default.
+        image_size: side of the square input in pixels, or height and width of a rectangle, like 96x160, for images of
+            files; the data set's own by default.
     """
 
     model: Annotated[str, Common("NAME", "network: vgg16, resnet18, timm:NAME or module:function")] = "vgg16"
     weights: Annotated[str | None, Common("FILE", "pre-trained weights to start from, or imagenet")] = None
-    image_size: Pixels | None = None
+    image_size: ImageSize | int | None = None
+
+    @property
+    def sides(self) -> Sides | None:
+        """Side of square images, or height and width; None for those of the data set."""
+        return None if self.image_size is None else parse_sides(str(self.image_size))
 
 
 @dataclass(frozen=True)

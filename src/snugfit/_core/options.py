@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from snugfit._core.amounts import parse_bytes, parse_seconds, parse_shape
+from snugfit._core.amounts import MOST_PIXELS, parse_bytes, parse_seconds, parse_shape, parse_sides
 from snugfit.errors import UnknownNameError, UsageError, shown
 
 T = TypeVar("T")
@@ -151,6 +151,16 @@ def _shape(values: Any) -> str:
 
 InputShape = Annotated[str, Text("channels, height and width, like 3x224x224", parse_shape, _shape)]
 """Shape of one image: text, or from Python a sequence."""
+
+
+def _sides(value: Any) -> str:
+    values = [value] if isinstance(value, numbers.Integral) else value
+    return _joined(values, "x", lambda side: _integer(side, None), parse_sides)
+
+
+_SIDES = Text(f"a side of up to {MOST_PIXELS:,} pixels, or height and width like 96x160", parse_sides, _sides)
+ImageSize = Annotated[str, _SIDES]
+"""Size of images: text, or from Python a number or a pair."""
 Positive = Annotated[float, Range(above=0)]
 Choice = Literal["auto", "on", "off"]
 Seconds = Annotated[str, Text("a duration like 90s, 15m or 1h30m", parse_seconds)]

@@ -62,7 +62,7 @@ class Request(BaseRequest):
 
     >>> request = Request.of(model="resnet18", image_size=32, memory="100MB")
     >>> request.model.image_size, request.budget.memory
-    (32, '100MB')
+    ('32', '100MB')
     >>> Request.from_json(request.to_json()) == request
     True
     """

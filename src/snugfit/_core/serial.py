@@ -72,7 +72,7 @@ def _restore(hint: Any, item: Any, where: str) -> Any:
     if hint is Any or (item is None and type(None) in arguments):
         return item
     if origin in (typing.Union, types.UnionType):
-        return _restore(_without_none(hint), item, where)
+        return _restore(next((each for each in arguments if each is type(item)), _without_none(hint)), item, where)
     if dataclasses.is_dataclass(hint):
         return from_data(typing.cast(Any, hint), item, where)
     if origin is dict:

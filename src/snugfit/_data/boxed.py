@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from snugfit._core.amounts import sides_text
 from snugfit._core.options import from_keywords
 from snugfit._core.paths import data_root, expanded
 from snugfit._data import coco, yolo
@@ -19,7 +20,7 @@ from snugfit._data.files import opening
 from snugfit._data.sets import IMAGENET, Splits
 from snugfit._data.split import SplitOptions
 from snugfit._data.transform import Transform
-from snugfit.errors import DataError
+from snugfit.errors import DataError, UsageError
 
 IMAGE_SIZE = 608
 """YOLOv2's own, and that of the Tiled paper (section 5.2)."""
@@ -73,7 +74,9 @@ def load_boxed(name: str, *, data_dir: str | Path | None = None, workers: int = 
         DataError: there is no such data, it is damaged, or has another number of classes.
     """
     chosen = from_keywords(SplitOptions, options)
-    size = chosen.image_size or IMAGE_SIZE
+    size = chosen.sides or IMAGE_SIZE
+    if not isinstance(size, int):
+        raise UsageError(f"--image-size {sides_text(size)}: boxes are found in square images; give one side.")
     with opening(name):
         path = boxed_path(name, data_dir)
         names, parts, decoder, checks = _read(path, size, workers)

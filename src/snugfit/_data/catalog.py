@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from snugfit._core.amounts import Sides, height_and_width, sides_text
 from snugfit._core.known import FOLDER, check_data_set
 from snugfit._core.options import from_keywords
 from snugfit._core.paths import data_root, expanded
@@ -29,7 +30,7 @@ from snugfit._data.small_images import (
     read_mnist,
 )
 from snugfit._data.split import SplitOptions, assemble
-from snugfit.errors import DataError
+from snugfit.errors import DataError, UsageError
 
 Reader = Callable[..., Parts]
 """Opens a data set, given its folder, the image size and the number of decoding threads."""
@@ -160,17 +161,22 @@ def load(name: str, *, data_dir: str | Path | None = None, workers: int = 2, **o
     chosen = from_keywords(SplitOptions, options)
     with opening(name):
         source, path = _locate(name, data_dir)
-        size = chosen.image_size or source.image_size
+        size = chosen.sides or source.image_size
+        if not isinstance(size, int) and not isinstance(source.read, Late):
+            raise UsageError(
+                f"--image-size {sides_text(size)}: the images of {name} are square; only those of files are brought to "
+                "other shapes. Give one side."
+            )
         parts = source.read(path, size, workers)
     mean, std = source.statistics
-    shape = (len(mean), size, size)
+    shape = (len(mean), *height_and_width(size))
     return assemble(name, parts, chosen, image_shape=shape, mean=mean, std=std, flip=source.flip)
 
 
 def read_folder(
     path: str,
     *,
-    image_size: int,
+    image_size: Sides,
     channels: int = 3,
     border: int = 0,
     data_dir: str | Path | None = None,
@@ -182,7 +188,8 @@ def read_folder(
         DataError: the folder is missing, or has no images of two classes.
     """
     with opening(path):
-        parts = _FOLDER.read(image_folder(path, data_dir), image_size - 2 * border, workers, channels)
+        height, width = (side - 2 * border for side in height_and_width(image_size))
+        parts = _FOLDER.read(image_folder(path, data_dir), (height, width), workers, channels)
     return parts.class_names, [Bordered(part, border) for part in (parts.train, parts.val, parts.test) if part]
 
 

@@ -1,4 +1,4 @@
-"""Image files to square uint8 batches, decoded in a few threads."""
+"""Image files to uint8 batches of one size, decoded in a few threads."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from snugfit._core.amounts import Sides, height_and_width
 from snugfit._data.files import check_regular
 from snugfit.errors import DataError, UsageError
 
@@ -38,11 +39,11 @@ T = TypeVar("T")
 class Decoder:
     """Decodes image files to one size, in ``workers`` threads that live until :meth:`close`, or in the caller's.
 
-    Images of 3 channels (RGB) or 1 (grey) are resized by their short side and centre-cropped to a square, or without
-    ``crop`` resized to it, whatever their ratio.
+    Images of 3 channels (RGB) or 1 (grey) are resized and centre-cropped to a square, or to a height and width; or
+    without ``crop`` resized to it, whatever their ratio.
     """
 
-    def __init__(self, image_size: int, channels: int = 3, workers: int = 2, *, crop: bool = True) -> None:
+    def __init__(self, image_size: Sides, channels: int = 3, workers: int = 2, *, crop: bool = True) -> None:
         if workers < 0 or channels not in (1, 3):
             raise UsageError(f"cannot decode to {channels} channel(s) with {workers} worker(s).")
         self.image_size, self.channels, self._crop = image_size, channels, crop
@@ -50,7 +51,7 @@ class Decoder:
 
     def __call__(self, paths: Sequence[Path]) -> torch.Tensor:
         """Decode files into a uint8 tensor (B, C, H, W), laid out channels-last."""
-        batch = np.empty((len(paths), self.image_size, self.image_size, self.channels), dtype=np.uint8)
+        batch = np.empty((len(paths), *height_and_width(self.image_size), self.channels), dtype=np.uint8)
         run = self._pool.map if self._pool else map
         for _ in run(self._decode_into, batch, paths):
             pass
@@ -65,9 +66,9 @@ class Decoder:
             self._pool.shutdown(cancel_futures=True)
 
 
-def decode(path: Path, size: int, channels: int = 3, *, crop: bool = True) -> Image.Image:
-    """Decode one file as ``size`` x ``size`` RGB or grey, upright (EXIF); JPEG is shrunk while it is decoded."""
-    return _guarded(path, lambda image: square(image, size, channels, crop=crop))
+def decode(path: Path, size: Sides, channels: int = 3, *, crop: bool = True) -> Image.Image:
+    """Decode one file as RGB or grey of this size, upright (EXIF); JPEG is shrunk while it is decoded."""
+    return _guarded(path, lambda image: fitted(image, size, channels, crop=crop))
 
 
 def upright_size(path: Path) -> tuple[int, int]:
@@ -86,18 +87,19 @@ def check_headers(paths: Iterable[Path]) -> None:
         _guarded(path, lambda image: image.size)
 
 
-def square(image: Image.Image, size: int, channels: int = 3, *, crop: bool = True) -> Image.Image:
-    """Turn an image upright, resize its short side to ``size``, crop the centre, and convert it to RGB or grey.
+def fitted(image: Image.Image, size: Sides, channels: int = 3, *, crop: bool = True) -> Image.Image:
+    """Turn an image upright, resize it to cover ``size``, crop the centre, and convert it to RGB or grey.
 
     Without ``crop`` both sides are resized. Over 50 million pixels after shrinking are a ``ValueError``.
     """
-    image.draft(None, (size, size))
+    height, width = height_and_width(size)
+    image.draft(None, (max(height, width),) * 2)  # it may be sideways
     _check_pixels(*image.size)
     ImageOps.exif_transpose(image, in_place=True)
     converted = _in_mode(image, "RGB" if channels == 3 else "L")
     if crop:
-        return ImageOps.fit(converted, (size, size), Image.Resampling.BILINEAR)
-    return converted.resize((size, size), Image.Resampling.BILINEAR)
+        return ImageOps.fit(converted, (width, height), Image.Resampling.BILINEAR)
+    return converted.resize((width, height), Image.Resampling.BILINEAR)
 
 
 def _guarded(path: Path, use: Callable[[Image.Image], T]) -> T:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from snugfit._core.amounts import Sides
 from snugfit._data import folder, markers
 from snugfit._data.listed import Listing, number, rows
 from snugfit._data.matlab import read_vectors
@@ -35,7 +36,7 @@ FLOWERS = tuple(" ".join(_FLOWERS.split()).split(", "))
 """Names of the classes in the order of their labels, which the files themselves do not have."""
 
 
-def read_cub(root: Path, image_size: int, workers: int) -> Parts:
+def read_cub(root: Path, image_size: Sides, workers: int) -> Parts:
     """Read Caltech-UCSD Birds-200-2011 (Wah et al., 2011, CNS-TR-2011-001): 200 kinds, 5,994 and 5,794 photos."""
     names = _cub_names(root / "classes.txt")
     labels = _cub_values(root / "image_class_labels.txt", 1, len(names))
@@ -83,7 +84,7 @@ def _cub_values(path: Path, low: int, high: int) -> dict[int, int]:
     return values
 
 
-def read_pets(root: Path, image_size: int, workers: int) -> Parts:
+def read_pets(root: Path, image_size: Sides, workers: int) -> Parts:
     """Read Oxford-IIIT Pet (Parkhi et al., CVPR 2012): 37 breeds of cats and dogs, 3,680 and 3,669 photos.
 
     A line of a list is the image, whose name ends in a number, its breed from 1, and species and breed of that species,
@@ -99,7 +100,7 @@ def read_pets(root: Path, image_size: int, workers: int) -> Parts:
     return listing.parts(image_size, workers)
 
 
-def read_dogs(root: Path, image_size: int, workers: int) -> Parts:
+def read_dogs(root: Path, image_size: Sides, workers: int) -> Parts:
     """Read Stanford Dogs (Khosla et al., FGVC at CVPR 2011): 120 breeds of ImageNet, 12,000 and 8,580 photos.
 
     ``Images/`` is divided by the two lists. Folders ``train/`` and ``test/`` of one folder per breed need no lists.
@@ -133,7 +134,7 @@ def _dog_entries(path: Path) -> list[tuple[str, str]]:
     return list(zip(names, labels, strict=True))
 
 
-def read_flowers(root: Path, image_size: int, workers: int) -> Parts:
+def read_flowers(root: Path, image_size: Sides, workers: int) -> Parts:
     """Read Oxford 102 Flower (Nilsback and Zisserman, ICVGIP 2008): 102 kinds, 1,020, 1,020 and 6,149 photos.
 
     ``imagelabels.mat`` has the label of every ``jpg/image_00001.jpg``, from 1; ``setid.mat`` the numbers of the images

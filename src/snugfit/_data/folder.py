@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from snugfit._core.amounts import Sides
 from snugfit._data.decode import EXTENSIONS, Decoder, check_headers
 from snugfit._data.files import FileNames, below, check_disjoint, check_regular, lines, visible, walk
 from snugfit._data.sets import ImageSet, Parts
@@ -42,7 +43,7 @@ class FileImages(ImageSet):
         return self._decoder([self.files[int(index)] for index in indices])
 
 
-def read(root: Path, image_size: int, workers: int, channels: int = 3) -> Parts:
+def read(root: Path, image_size: Sides, workers: int, channels: int = 3) -> Parts:
     """List the images under ``root``; nothing is decoded yet.
 
     ``train``, ``val`` and ``test`` are used unchanged. If only one of ``val`` and ``test`` exists, it is the test part,
@@ -111,13 +112,13 @@ def _check_same_classes(folder: Path, names: tuple[str, ...], train: Path) -> No
         raise DataError(f"{train} and {folder} have different classes: only one of them has '{different[0]}'.")
 
 
-def read_imagenette(root: Path, image_size: int, workers: int) -> Parts:
+def read_imagenette(root: Path, image_size: Sides, workers: int) -> Parts:
     """Read ``imagenette2*/train|val/n*/``; ``val`` serves as test set."""
     parts = read(root, image_size, workers)
     return replace(parts, class_names=tuple(_IMAGENETTE_NAMES.get(name, name) for name in parts.class_names))
 
 
-def read_tiny_imagenet(root: Path, image_size: int, workers: int) -> Parts:
+def read_tiny_imagenet(root: Path, image_size: Sides, workers: int) -> Parts:
     """Read ``tiny-imagenet-200/``; its test images have no labels, so its ``val`` serves as test set."""
     names = tuple(sorted(name for line in lines(root / "wnids.txt") for name in line.split()))
     for name in names:

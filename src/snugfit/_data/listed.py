@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from snugfit._core.amounts import Sides
 from snugfit._data.decode import Decoder, check_headers
 from snugfit._data.files import FileNames, below, lines
 from snugfit._data.folder import FileImages
@@ -61,7 +62,7 @@ class Listing:
         files.append(path)
         labels.append(value - 1)
 
-    def parts(self, image_size: int, workers: int, class_names: tuple[str, ...] = ()) -> Parts:
+    def parts(self, image_size: Sides, workers: int, class_names: tuple[str, ...] = ()) -> Parts:
         """The parts; every file was opened once. Classes are those of the lists unless names are given."""
         for part, (files, _) in self._parts.items():
             if not len(files):

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from snugfit._core.amounts import Sides, height_and_width
 from snugfit._core.inputs import Input
 from snugfit.errors import DataError
 
@@ -44,7 +45,7 @@ class ImageSet(ABC):
 
     @abstractmethod
     def images(self, indices: np.ndarray) -> torch.Tensor:
-        """Read the images at ``indices`` (B,) as uint8 (B, C, H, W), with H = W = the image size."""
+        """Read the images at ``indices`` (B,) as uint8 (B, C, H, W) of the image size."""
 
 
 class Subset(ImageSet):
@@ -136,12 +137,13 @@ class Splits:
             resource.close()
 
 
-def resized(images: torch.Tensor, size: int) -> torch.Tensor:
-    """Resize uint8 images (B, C, H, W) to (B, C, size, size), bilinearly, with antialiasing when shrinking."""
-    if images.shape[-2:] == (size, size):
+def resized(images: torch.Tensor, size: Sides) -> torch.Tensor:
+    """Resize uint8 images (B, C, H, W) to (B, C, *size), bilinearly, with antialiasing when shrinking."""
+    height, width = height_and_width(size)
+    if images.shape[-2:] == (height, width):
         return images
-    shrinks = size < max(images.shape[-2:])
-    return F.interpolate(images, size=(size, size), mode="bilinear", antialias=shrinks)
+    shrinks = height < images.shape[-2] or width < images.shape[-1]
+    return F.interpolate(images, size=(height, width), mode="bilinear", antialias=shrinks)
 
 
 def check_class_count(count: int, source: object) -> None:

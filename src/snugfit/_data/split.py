@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from snugfit._core.amounts import Sides, parse_sides
+from snugfit._core.options import ImageSize, checked
 from snugfit._data.sets import ImageSet, Parts, Splits, Subset
 from snugfit.errors import DataError, UsageError
 
@@ -16,7 +18,7 @@ class SplitOptions:
     """How a data set is read and divided.
 
     Attributes:
-        image_size: side of the images in pixels; the data set's own by default.
+        image_size: side of the images in pixels, or their height and width; the data set's own by default.
         classes: expected number of classes.
         max_train: class-balanced limit of training images; it does not change the division.
         max_val: class-balanced limit of validation and of test images.
@@ -24,7 +26,7 @@ class SplitOptions:
         seed: seed of the division and of the choice within the limits.
     """
 
-    image_size: int | None = None
+    image_size: Sides | str | None = None
     classes: int | None = None
     max_train: int | None = None
     max_val: int | None = None
@@ -38,8 +40,13 @@ class SplitOptions:
                 raise UsageError(f"the largest number of {option} images must be at least 1, not {value}.")
         if not 0 < self.val_fraction < 0.5:
             raise UsageError(f"the validation fraction must lie between 0 and 0.5, not {self.val_fraction}.")
-        if self.image_size is not None and self.image_size < 1:
-            raise UsageError(f"the image size must be at least 1 pixel, not {self.image_size}.")
+        checked("image_size", ImageSize | None, self.image_size)
+
+    @property
+    def sides(self) -> Sides | None:
+        """The image size as numbers; None for the data set's own."""
+        size = checked("image_size", ImageSize | None, self.image_size)
+        return None if size is None else parse_sides(size)
 
 
 def stratified(

@@ -16,6 +16,7 @@ import numpy.random
 import torch
 import torch.nn.functional as F
 
+from snugfit._core.amounts import Sides, height_and_width
 from snugfit.errors import DataError
 
 _DRAWS = 12
@@ -35,7 +36,6 @@ class Transform:
 
     Attributes:
         mean, std: per-channel statistics of images in [0, 1].
-        image_size: side of the output in pixels.
         flip: whether mirror images keep their class.
         erase: probability of random erasing.
         crop: whether augmentation crops.
@@ -43,7 +43,6 @@ class Transform:
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    image_size: int
     flip: bool
     erase: float = 0.0
     crop: bool = True
@@ -74,7 +73,7 @@ class Transform:
         self, images: torch.Tensor, draws: np.ndarray, mean: torch.Tensor, std: torch.Tensor
     ) -> torch.Tensor:
         if self.crop:
-            crops = padded_crops if images.shape[-1] <= _LARGEST_PADDED else resized_crops
+            crops = padded_crops if max(images.shape[-2:]) <= _LARGEST_PADDED else resized_crops
             images = crops(images, draws[:, 0:4])
         if self.flip:
             images = mirror(images, draws[:, 4] < 0.5)
@@ -102,46 +101,49 @@ def mirror(images: torch.Tensor, chosen: np.ndarray) -> torch.Tensor:
 
 
 def cut(
-    images: torch.Tensor, left: np.ndarray, top: np.ndarray, width: np.ndarray, height: np.ndarray, size: int
+    images: torch.Tensor, left: np.ndarray, top: np.ndarray, width: np.ndarray, height: np.ndarray, size: Sides
 ) -> torch.Tensor:
-    """Cut a rectangle out of each uint8 image (B, C, H, W) and resize it bilinearly to size x size; others are (B,)."""
-    output = torch.empty((*images.shape[:2], size, size), dtype=images.dtype)
+    """Cut a rectangle out of each uint8 image (B, C, H, W) and resize it bilinearly to ``size``; others are (B,)."""
+    output = torch.empty((*images.shape[:2], *height_and_width(size)), dtype=images.dtype)
     for i, image in enumerate(images):
         part = image[None, :, top[i] : top[i] + height[i], left[i] : left[i] + width[i]]
         fits = part.shape[-2:] == output.shape[-2:]
-        output[i] = part[0] if fits else F.interpolate(part, (size, size), mode="bilinear")[0]
+        output[i] = part[0] if fits else F.interpolate(part, output.shape[-2:], mode="bilinear")[0]
     return output
 
 
 def padded_crops(images: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
-    """Crop each uint8 image (B, C, S, S) at a random position after padding it with 4 black pixels on every side."""
-    size = images.shape[-1]
+    """Crop each uint8 image (B, C, H, W) at a random position after padding it with 4 black pixels on every side."""
+    height, width = images.shape[-2:]
     left, top = np.floor(draws[:, :2] * (2 * _PADDING + 1)).astype(np.int64).T
-    side = np.full(len(images), size)
-    return cut(F.pad(images, (_PADDING,) * 4), left, top, side, side, size)
+    sides = np.full(len(images), width), np.full(len(images), height)
+    return cut(F.pad(images, (_PADDING,) * 4), left, top, *sides, (height, width))
 
 
 def resized_crops(images: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
-    """Cut a random rectangle out of each uint8 image (B, C, S, S) and resize it to S x S, bilinearly."""
-    size = images.shape[-1]
-    return cut(images, *_rectangles(size, draws, _CROP_AREA, _CROP_RATIO), size)
+    """Cut a random rectangle out of each uint8 image (B, C, H, W) and resize it to H x W, bilinearly."""
+    height, width = images.shape[-2:]
+    return cut(images, *_rectangles((height, width), draws, _CROP_AREA, _CROP_RATIO), (height, width))
 
 
 def erase(images: torch.Tensor, draws: np.ndarray, probability: float) -> None:
-    """Set a random rectangle of each image (B, C, S, S) to zero, in place, with the given probability."""
-    left, top, width, height = _rectangles(images.shape[-1], draws[:, 1:], _ERASED_AREA, _ERASED_RATIO)
+    """Set a random rectangle of each image (B, C, H, W) to zero, in place, with the given probability."""
+    sides = images.shape[-2], images.shape[-1]
+    left, top, width, height = _rectangles(sides, draws[:, 1:], _ERASED_AREA, _ERASED_RATIO)
     for i in np.flatnonzero(draws[:, 0] < probability):
         images[i, :, top[i] : top[i] + height[i], left[i] : left[i] + width[i]] = 0
 
 
 def _rectangles(
-    size: int, draws: np.ndarray, area: tuple[float, float], ratio: tuple[float, float]
+    sides: tuple[int, int], draws: np.ndarray, area: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    areas = size * size * (area[0] + draws[:, 0] * (area[1] - area[0]))
-    ratios = np.exp(np.log(ratio[0]) + draws[:, 1] * np.log(ratio[1] / ratio[0]))
-    width = np.clip(np.rint(np.sqrt(areas * ratios)), 1, size).astype(np.int64)
-    height = np.clip(np.rint(np.sqrt(areas / ratios)), 1, size).astype(np.int64)
+    """Left, top, width and height (B,) inside images of this height and width; a ratio is relative to the image's."""
+    most = sides[1], sides[0]
+    areas = most[0] * most[1] * (area[0] + draws[:, 0] * (area[1] - area[0]))
+    ratios = np.exp(np.log(ratio[0]) + draws[:, 1] * np.log(ratio[1] / ratio[0])) * (most[0] / most[1])
+    width = np.clip(np.rint(np.sqrt(areas * ratios)), 1, most[0]).astype(np.int64)
+    height = np.clip(np.rint(np.sqrt(areas / ratios)), 1, most[1]).astype(np.int64)
     left, top = (
-        np.floor(draws[:, 2 + i] * (size - side + 1)).astype(np.int64) for i, side in ((0, width), (1, height))
+        np.floor(draws[:, 2 + i] * (most[i] - side + 1)).astype(np.int64) for i, side in ((0, width), (1, height))
     )
     return left, top, width, height

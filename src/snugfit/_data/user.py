@@ -15,9 +15,10 @@ from PIL import Image
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset, default_collate
 from torch.utils.data import Subset as TorchSubset
 
+from snugfit._core.amounts import Sides, height_and_width
 from snugfit._core.inputs import packed_shape
 from snugfit._core.options import from_keywords
-from snugfit._data.decode import reading, square
+from snugfit._data.decode import fitted, reading
 from snugfit._data.prepared import PreparedImages, prepared_shape
 from snugfit._data.sets import ImageSet, Parts, Splits, check_class_count, check_labels, resized
 from snugfit._data.several_inputs import PackedInputs, inputs_of, takes_several
@@ -49,6 +50,7 @@ class DatasetImages(ImageSet):
     Attributes:
         dataset: yields (image, label); the image is float in [0, 1] or uint8, (C, H, W), or a PIL image.
         labels: (N,) int64.
+        size: height and width.
         resize: bring images of another size to ``size`` instead of refusing them.
         normalisation: of float images, which is undone.
     """
@@ -56,13 +58,13 @@ class DatasetImages(ImageSet):
     dataset: Any
     labels: np.ndarray
     channels: int
-    size: int
+    size: tuple[int, int]
     resize: bool
     normalisation: Normalisation | None
 
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read images, (B,) -> uint8 (B, C, H, W)."""
-        batch = torch.empty((len(indices), self.channels, self.size, self.size), dtype=torch.uint8)
+        batch = torch.empty((len(indices), self.channels, *self.size), dtype=torch.uint8)
         for row, index in enumerate(indices):
             batch[row] = self._image(int(index))
         return batch
@@ -74,9 +76,9 @@ class DatasetImages(ImageSet):
         image = _checked_tensor(image, index)
         if image.shape[0] != self.channels:
             raise DataError(f"image {index} has {image.shape[0]} channel(s), but the first has {self.channels}.")
-        if not self.resize and image.shape[1:] != (self.size, self.size):
+        if not self.resize and image.shape[1:] != self.size:
             raise DataError(
-                f"image {index} is {tuple(image.shape[1:])} pixels, but the first is {(self.size, self.size)}. "
+                f"image {index} is {tuple(image.shape[1:])} pixels, but the first is {self.size}. "
                 "Give image_size to resize them all."
             )
         return resized(_as_bytes(image, index, self.normalisation)[None], self.size)[0]
@@ -131,9 +133,10 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
     Args:
         train, val, test: map-style data sets.
         **options: ``mean``, ``std``: normalisation per channel; ``class_names``: names by label; ``name``: of the data
-            set, for reports; ``flip``: whether a mirrored image keeps its class; ``image_size``: side in pixels, to
-            which images are resized; ``as_is``, ``inputs``: see above; ``classes``: expected number; ``max_train``,
-            ``max_val``: limits of images; ``val_fraction`` (0.1) and ``seed`` (0): of the division.
+            set, for reports; ``flip``: whether a mirrored image keeps its class; ``image_size``: side in pixels, or
+            height and width, to which images are resized; ``as_is``, ``inputs``: see above; ``classes``: expected
+            number; ``max_train``, ``max_val``: limits of images; ``val_fraction`` (0.1) and ``seed`` (0): of the
+            division.
 
     Raises:
         UnknownNameError: there is no such option.
@@ -154,7 +157,7 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
     first = _sample(given["train"], 0, keys)[0]
     if chosen.as_is or takes_several(first):
         return replace(_prepared(given, first, labels, names, chosen), notes=notes)
-    (channels, size), resize = _shape(first, chosen.image_size), chosen.image_size is not None
+    (channels, size), resize = _shape(first, chosen.sides), chosen.sides is not None
     normalised = _normalisation(chosen.mean, chosen.std, channels)
     sets = {
         key: DatasetImages(
@@ -164,7 +167,7 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
     }
     mean, std = (tuple(values or (0.5,) * channels) for values in (chosen.mean, chosen.std))
     parts = Parts(names, sets["train"], sets.get("val"), sets.get("test"))
-    shape = (channels, size, size)
+    shape = (channels, *size)
     found = assemble(chosen.name, parts, chosen, image_shape=shape, mean=mean, std=std, flip=chosen.flip)
     return replace(found, notes=notes)
 
@@ -323,24 +326,25 @@ def _value(item: Mapping[str, Any], names: tuple[str, ...], index: int) -> Any:
     )
 
 
-def _shape(image: Any, image_size: int | None) -> tuple[int, int]:
+def _shape(image: Any, image_size: Sides | None) -> tuple[int, tuple[int, int]]:
+    """Channels of an image, and height and width of those that are made of it."""
     if isinstance(image, Image.Image):
-        return (1 if image.mode in _GREY_MODES else 3), image_size or min(image.size)
+        return (1 if image.mode in _GREY_MODES else 3), height_and_width(image_size or min(image.size))
     channels, height, width = _checked_tensor(image, 0).shape
     if image_size is None and height != width:
         raise DataError(
             f"image 0 is {height}x{width} pixels, but images must be square. Give image_size to resize them, or take "
             "float tensors as they are: data=snugfit.from_dataset(train, val, test, as_is=True)."
         )
-    return channels, image_size or height
+    return channels, height_and_width(image_size or height)
 
 
-def _from_pil(image: Image.Image, index: int, channels: int, size: int) -> torch.Tensor:
+def _from_pil(image: Image.Image, index: int, channels: int, size: tuple[int, int]) -> torch.Tensor:
     if (channels == 1) != (image.mode in _GREY_MODES):
         raise DataError(f"image {index} has mode {image.mode}, but the first has {channels} channel(s).")
     with reading(f"image {index} of the data set", "Replace or remove it."):
-        pixels = np.array(square(image, size, channels))
-    return torch.from_numpy(pixels.reshape(size, size, channels)).permute(2, 0, 1)
+        pixels = np.array(fitted(image, size, channels))
+    return torch.from_numpy(pixels.reshape(*size, channels)).permute(2, 0, 1)
 
 
 def _checked_tensor(image: Any, index: int) -> torch.Tensor:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from snugfit._core.amounts import Sides
 from snugfit._data import markers
 from snugfit._data.coco import Instances, check_ids, number
 from snugfit._data.decode import Decoder
@@ -36,7 +37,7 @@ _SHARE = 0.005
 _LIST = "mscoco_minival_ids.txt"
 
 
-def read(root: Path, image_size: int, workers: int) -> Parts:
+def read(root: Path, image_size: Sides, workers: int) -> Parts:
     """Read ``annotations/instances_train|val<year>.json`` with the images in ``train<year>/`` and ``val<year>/``.
 
     The year is 2014, or 2017 if one of the two files of 2014 is missing. The half GB of annotations is read each time,

@@ -88,7 +88,7 @@ class Assembly:
         splits, seed, batches = self.splits, self.workload.seed, rules_of(self.workload.task).batches
         training = self.request.training
         kind = AsIs if splits.as_is else Transform
-        transform = kind(splits.mean, splits.std, splits.image_shape[-1], splits.flip, training.erase, training.crop)
+        transform = kind(splits.mean, splits.std, splits.flip, training.erase, training.crop)
         train = batches(splits.train, transform, seed=seed, augment=self.workload.augment)
         if self.workload.mixed:
             train.mixing = Mixing(self.workload.classes, training.mixup, training.cutmix)
@@ -119,7 +119,7 @@ class Assembly:
                 release(unit)
         else:
             torch.manual_seed(derive_seed(self.workload.seed, "weights"))
-            module = models.build(name, self.workload.classes, shape[-1], shape[0])
+            module = models.build(name, self.workload.classes, min(shape[1:]), shape[0])
             spill_module(Chain.from_any_module(module, shape, name, inputs).all_units, store)
         if path is not None:
             load_initial_weights(Path(path), self.chain, store)
@@ -138,7 +138,7 @@ def _division(request: Request) -> dict[str, Any]:
     """How the data set is read and divided."""
     options = request.data
     return {
-        "image_size": request.model.image_size,
+        "image_size": request.model.sides,
         "classes": options.classes,
         "max_train": options.max_train,
         "max_val": options.max_val,
@@ -196,7 +196,7 @@ def assemble(
 def _images_like(request: Request, name: str, option: str, shape: tuple[int, int, int]) -> ImageSet:
     """Training images of the data set that an option names; raises DataError for another shape than (C, H, W)."""
     options = request.data
-    found = datasets.load(name, data_dir=options.data_dir, image_size=shape[-1], workers=options.workers)
+    found = datasets.load(name, data_dir=options.data_dir, image_size=shape[1:], workers=options.workers)
     if found.image_shape != shape:
         flag = "--" + option.replace("_", "-")
         raise DataError(f"{flag} {name} has images of {found.image_shape}, the network takes {shape}.")

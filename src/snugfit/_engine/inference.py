@@ -74,7 +74,7 @@ def run_images(
         raise DataError(f"{name} has other classes than the model of {folder}: {', '.join(class_names)}.")
     if not sets:
         raise DataError(f"{name} has no {chosen} split.")
-    transform = Transform(architecture.mean, architecture.std, architecture.input_shape[-1], flip=False)
+    transform = Transform(architecture.mean, architecture.std, flip=False)
     return RunImages(name, chosen, tuple(sets), transform, images_at_once(folder), architecture.task)
 
 
@@ -101,12 +101,12 @@ def _open(
     options, shape = request.data, architecture.input_shape
     data_dir = data_dir or options.data_dir
     if architecture.task == "classify" and split == "all" and not own and data.startswith("folder:"):
-        look = {"image_size": shape[-1], "channels": shape[0], "border": architecture.border}
+        look: dict[str, Any] = {"image_size": shape[1:], "channels": shape[0], "border": architecture.border}
         return datasets.read_folder(data.removeprefix("folder:"), **look, data_dir=data_dir, workers=options.workers)
     splits = rules_of(architecture.task).load(
         data,
         data_dir=data_dir,
-        image_size=shape[-1],
+        image_size=shape[1:],
         max_train=options.max_train if own else None,
         max_val=options.max_val if own else None,
         seed=request.training.seed,
@@ -143,9 +143,10 @@ def predicted(
     architecture.require_files()
     network, read = load(folder, model), _READERS[architecture.task]
     paths = _image_paths(images)
-    channels, size = architecture.input_shape[0], architecture.input_shape[-1]
-    decoder = Decoder(size - 2 * architecture.border, channels, crop=rules_of(architecture.task).crops)
-    transform = Transform(architecture.mean, architecture.std, size, flip=False)
+    channels, height, width = architecture.input_shape
+    inside = height - 2 * architecture.border, width - 2 * architecture.border
+    decoder = Decoder(inside, channels, crop=rules_of(architecture.task).crops)
+    transform = Transform(architecture.mean, architecture.std, flip=False)
     batch, broken = images_at_once(folder), list[DataError]()
     try:
         for start in range(0, len(paths), batch):

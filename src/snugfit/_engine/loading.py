@@ -142,7 +142,7 @@ class Architecture:
 def build_on_meta(name: str, classes: int, shape: tuple[int, int, int]) -> nn.Module:
     """A network by name for images of shape (C, H, W), on the meta device."""
     with torch.device("meta"):
-        return models.build(name, classes, shape[-1], shape[0])
+        return models.build(name, classes, min(shape[1:]), shape[0])
 
 
 def module_of(model: ModuleOrFactory) -> nn.Module:

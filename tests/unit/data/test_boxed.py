@@ -11,7 +11,7 @@ from PIL import Image
 from snugfit._data import BoxedBatches, Transform, box_transform, load_boxed
 from snugfit._data.box_transform import BoxTransform, cropped, mirrored, recoloured
 
-PLAIN = Transform((0.0,) * 3, (1.0,) * 3, 64, flip=True)
+PLAIN = Transform((0.0,) * 3, (1.0,) * 3, flip=True)
 WHITE = 255
 
 

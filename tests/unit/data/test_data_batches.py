@@ -22,7 +22,7 @@ class Counted:
 
 
 def batches(count=23, augment=True, seed=0):
-    return Batches(Counted(count), Transform((0.0,), (1.0,), 8, True), seed=seed, augment=augment)
+    return Batches(Counted(count), Transform((0.0,), (1.0,), True), seed=seed, augment=augment)
 
 
 def values(images):

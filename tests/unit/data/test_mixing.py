@@ -28,7 +28,7 @@ class Noise:
 
 
 def batches(count=23, kinds=BOTH, augment=True, seed=0):
-    made = Batches(Noise(count), Transform((0.0,) * 2, (1.0,) * 2, 8, True, crop=False), seed=seed, augment=augment)
+    made = Batches(Noise(count), Transform((0.0,) * 2, (1.0,) * 2, True, crop=False), seed=seed, augment=augment)
     made.mixing = Mixing(CLASSES, **kinds) if kinds else None
     return made
 

@@ -29,7 +29,7 @@ def test_flower_photos():
     splits = load("folder:flower_photos", image_size=64)
     assert splits.class_names == ("daisy", "dandelion", "roses", "sunflowers", "tulips")
     assert (len(splits.train), len(splits.val), len(splits.test)) == (900, 100, 250)
-    batches = Batches(splits.val, Transform(splits.mean, splits.std, 64, splits.flip))
+    batches = Batches(splits.val, Transform(splits.mean, splits.std, splits.flip))
     images = [images for images, _ in batches.in_order(50)]
     assert [part.shape for part in images] == [(50, 3, 64, 64)] * 2
     assert all(abs(float(part.mean())) < 1 and 0.5 < float(part.std()) < 1.6 for part in images)

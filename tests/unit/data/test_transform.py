@@ -15,13 +15,13 @@ def random_images(count, channels=3, size=32):
 
 
 def identity(channels=3, size=32, flip=True, erase=0.0):
-    return Transform((0.0,) * channels, (1.0,) * channels, size, flip, erase)
+    return Transform((0.0,) * channels, (1.0,) * channels, flip, erase)
 
 
 def test_evaluation_only_normalises():
     images = random_images(7)
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
-    got = Transform(mean, std, 32, True)(images)
+    got = Transform(mean, std, True)(images)
     want = (images.double() / 255 - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
     assert got.dtype == torch.float32 and got.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
@@ -117,8 +117,8 @@ def test_global_generators_are_neither_used_nor_moved():
 def test_erasing_sets_a_rectangle_to_the_mean():
     images = torch.full((64, 3, 32, 32), 255, dtype=torch.uint8)
     images = torch.nn.functional.pad(images, (0, 0, 0, 0))
-    got = Transform((0.5,) * 3, (0.5,) * 3, 32, False, 0.5)(images, train=True, seed=0)
-    plain = Transform((0.5,) * 3, (0.5,) * 3, 32, False)(images, train=True, seed=0)
+    got = Transform((0.5,) * 3, (0.5,) * 3, False, 0.5)(images, train=True, seed=0)
+    plain = Transform((0.5,) * 3, (0.5,) * 3, False)(images, train=True, seed=0)
     erased = 0
     for image, reference in zip(got, plain, strict=True):
         changed = (image != reference).all(0)

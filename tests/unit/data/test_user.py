@@ -258,7 +258,7 @@ def test_prepared_images_are_used_as_they_are():
     read = found.train.images(np.array([5, 2]))
     assert read.dtype == torch.float32 and read.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(read, torch.stack([wide()[5][0], wide()[2][0]]).float())
-    assert torch.equal(AsIs((0.0,) * 2, (1.0,) * 2, 10, False)(read, train=True, seed=3), read)
+    assert torch.equal(AsIs((0.0,) * 2, (1.0,) * 2, False)(read, train=True, seed=3), read)
     assert len(from_dataset(wide(40), as_is=True).test) == 4, "missing parts are split off as always"
 
 
