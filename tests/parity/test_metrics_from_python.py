@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import math
 from pathlib import Path
@@ -108,6 +109,41 @@ def test_a_resumed_run_takes_the_metrics_again(tmp_path: Path) -> None:
     metrics = {"balanced": Balanced(), "last": Found(0.5)}
     record = snugfit.resume(tmp_path / "run", (), model=network(), metrics=metrics)
     assert record.metrics["balanced"]["test"] == pytest.approx(by_confusion(record.confusion), abs=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["backprop", "checkpoint", "elastic"])
+def test_metrics_of_every_epoch_are_those_of_its_weights(tmp_path: Path, strategy: str) -> None:
+    """The last epoch is kept, so its values are those of the finished model; a run that was stopped has the same."""
+    options: dict[str, Any] = {"strategy": strategy, "epochs": 3, "keep": "last", "lr": 0.05}
+    options |= {"scheme": "full"} if strategy == "elastic" else {}
+    seen = list[EpochDone]()
+
+    def watch(event: snugfit.Event) -> None:
+        seen.extend([event] if isinstance(event, EpochDone) else [])
+
+    def metrics() -> dict[str, Any]:
+        return {"balanced": Balanced(), "none": Found(math.nan)}
+
+    record = planned(metrics(), **options).run((watch,), out=tmp_path / "run")
+    with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if not row["step"]]
+    assert [row["val/none"] for row in rows] == [""] * 3 and len({row["val/balanced"] for row in rows}) > 1
+    values = [event.metrics["balanced"] for event in seen]
+    assert [float(row["val/balanced"]) for row in rows] == pytest.approx(values, abs=1e-5)
+    assert values[-1] == record.metrics["balanced"]["val"]
+    stop = snugfit.StopFlag()
+
+    def stop_after_an_epoch(event: snugfit.Event) -> None:
+        if isinstance(event, EpochDone):
+            stop.request()
+
+    if strategy == "backprop":
+        with pytest.raises(InterruptedRunError):
+            planned(metrics(), **options).run((stop_after_an_epoch,), out=tmp_path / "again", stop=stop)
+        snugfit.resume(tmp_path / "again", (), model=network(), metrics=metrics())
+        with (tmp_path / "again" / "metrics.csv").open(newline="") as file:
+            resumed = [row["val/balanced"] for row in csv.DictReader(file) if not row["step"]]
+        assert resumed == [row["val/balanced"] for row in rows]
 
 
 def test_many_classes_are_tried_on_few_rows() -> None:

@@ -160,7 +160,7 @@ def plan(
         **options: any option of the command line, with underscores: ``epochs=3``, ``strategy="blockwise"``. ``loss``
             may be a function of logits (B, classes) and labels (B,) that returns their mean loss, a scalar tensor;
             ``schedule`` a function of step, from 0, and number of steps that returns a share of the learning rate;
-            ``metrics`` a dictionary of objects with update, compute and reset, for the record.
+            ``metrics`` a dictionary of objects with update, compute and reset, for the record and ``metrics.csv``.
 
     Raises:
         UsageError: an option that does not exist, or that contradicts another.

@@ -65,7 +65,8 @@ def epoch_line(event: EpochDone, peak: int | None, budget: int | None, left: str
     """One epoch, for logs."""
     validation = _share("val" if event.metric == "accuracy" else f"val {event.metric}", event.val_accuracy)
     line = Text(f"{event.phase}  epoch {event.epoch + 1}/{event.epochs}  loss {event.loss:.4g}")
-    line.append(f"{_share('acc', event.accuracy)}{validation}  {format_seconds(event.seconds)}")
+    own = "".join(f"  {name} {value:.4g}" for name, value in event.metrics.items() if value is not None)
+    line.append(f"{_share('acc', event.accuracy)}{validation}{own}  {format_seconds(event.seconds)}")
     if peak is not None:
         line.append("  peak ").append(against(peak, budget))
     return line.append(f"  left {left}")

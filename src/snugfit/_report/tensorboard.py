@@ -32,6 +32,9 @@ class TensorBoardEvents:
         elif isinstance(event, EpochDone) and event.val_accuracy is not None:
             name = "val_accuracy" if event.metric == "accuracy" else f"val_{event.metric}"
             self._writer.add_scalar(f"{event.phase}/{name}", event.val_accuracy, event.epoch)
+            for own, value in event.metrics.items():
+                if value is not None:
+                    self._writer.add_scalar(f"{event.phase}/val/{own}", value, event.epoch)
         elif isinstance(event, ExitMeasured):
             self._writer.add_scalar("exits/val_accuracy", event.val_accuracy, event.index)
         elif isinstance(event, RunDone):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from snugfit._core.plan import Cost
@@ -106,7 +106,8 @@ class StepDone(Event):
 class EpochDone(Event):
     """One epoch of a phase: mean training loss and accuracy, and validation accuracy if measured.
 
-    ``metric`` names the validation measure, such as ``mAP50`` in detection.
+    ``metric`` names the validation measure, such as ``mAP50`` in detection. ``metrics`` are those from Python, by name,
+    where the whole network was validated.
     """
 
     phase: str
@@ -117,6 +118,7 @@ class EpochDone(Event):
     val_accuracy: float | None
     seconds: float
     metric: str = "accuracy"
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -188,4 +188,5 @@ def _end_epoch(run: Run, phase: Phase, seconds: float, val_accuracy: float | Non
     samples, epochs, metric = max(position.samples, 1), run.workload.epochs, task_of(run.workload).metric
     loss = position.loss_sum / samples
     accuracy = position.correct / samples if run.workload.task == "classify" else None
-    run.emit(EpochDone(phase.name, position.epoch, epochs, loss, accuracy, val_accuracy, seconds, metric))
+    own, run.own_values = run.own_values, {}
+    run.emit(EpochDone(phase.name, position.epoch, epochs, loss, accuracy, val_accuracy, seconds, metric, own))

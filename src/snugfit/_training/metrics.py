@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ COLUMNS = (
     *("phase", "epoch", "step", "loss", "accuracy", "val_accuracy", "lr", "seconds"),
     *("current_bytes", "peak_bytes", "map50"),
 )
-"""Columns of ``metrics.csv``; ``seconds`` is the time since the run began. Any cell may be empty."""
+"""Columns of ``metrics.csv``, before those of metrics from Python, ``val/NAME``; ``seconds`` is the time since the run
+began. Any cell may be empty."""
 
 
 class MetricsWriter:
@@ -25,8 +27,9 @@ class MetricsWriter:
     ``val_accuracy`` contains the validation measure; mAP50 also appears in ``map50``.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, metrics: Sequence[str] = ()) -> None:
         self.path = path
+        self._columns = (*COLUMNS, *(f"val/{name}" for name in metrics))
         self._seconds = 0.0
         self._digester = Digester()
 
@@ -38,7 +41,8 @@ class MetricsWriter:
             self._write(event, step=event.step, lr=_short(event.lr), **sizes)
         elif isinstance(event, EpochDone):
             validation = _short(event.val_accuracy)
-            self._write(event, val_accuracy=validation, map50=validation if event.metric == "mAP50" else "")
+            own = {f"val/{name}": _short(value) for name, value in event.metrics.items()}
+            self._write(event, val_accuracy=validation, map50=validation if event.metric == "mAP50" else "", **own)
 
     def offset(self) -> int:
         """Bytes written so far; a checkpoint keeps it."""
@@ -67,7 +71,7 @@ class MetricsWriter:
 
     def _write(self, event: StepDone | EpochDone, **cells: Any) -> None:
         text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, restval="")
+        writer = csv.DictWriter(text, self._columns, restval="")
         if self.offset() == 0:
             writer.writeheader()
         cells |= {"loss": _short(event.loss), "accuracy": _short(event.accuracy), "seconds": _short(self._seconds)}

@@ -26,7 +26,7 @@ class OwnParts:
     Attributes:
         loss: from logits and labels to the mean loss of a batch.
         schedule: from step and number of steps to the share of the peak learning rate.
-        metrics: measured on validation and test images in the end, by name.
+        metrics: measured on validation and test images in the end, and after epochs, by name.
     """
 
     loss: Loss | None = None

@@ -30,6 +30,7 @@ from snugfit._training.events import Event, Notice, PhaseDone, PhaseStarted, Sub
 from snugfit._training.launch import Commands
 from snugfit._training.metrics import METRICS_FILE, MetricsWriter
 from snugfit._training.optimizers import lr_factor
+from snugfit._training.own_metrics import Values
 from snugfit._training.own_parts import OwnParts, factor_of
 from snugfit._training.stopping import StopFlag
 from snugfit.errors import CheckpointError, DivergedError
@@ -146,8 +147,8 @@ class Run:
         self.exits = UnitStore(folder / "exits", self.manifest)
         self.checkpoints = CheckpointStore(folder / "checkpoint", self.manifest)
         self.kept_weights = KeptWeights(folder / "best", self.manifest)
-        self.metrics = MetricsWriter(folder / METRICS_FILE)
-        self.position = Position()
+        self.metrics = MetricsWriter(folder / METRICS_FILE, self.workload.metrics)
+        self.position, self.own_values = Position(), Values()
         self._subscribers: list[Subscriber] = [self.metrics, *subscribers]
         self._resumed: Checkpoint | None = None
         self.energy = EnergyMeter()

@@ -27,6 +27,7 @@ from snugfit._training.events import Notice
 from snugfit._training.finalize import Outcome, evaluate_model, make_record
 from snugfit._training.loop import train_phase
 from snugfit._training.network import Forward, NetworkTrainer
+from snugfit._training.own_metrics import reset, values_of
 from snugfit._training.run import Run
 from snugfit._training.strategy import TrainingData
 from snugfit._training.task import measure, task_of
@@ -337,9 +338,17 @@ def _float_state(module: nn.Module) -> dict[str, Tensor | Deferred]:
 
 
 def validate(forward: Forward, data: TrainingData, run: Run, phase: Phase) -> float:
-    """The score of a forward pass in evaluation mode on the validation data, at a phase's batch size."""
+    """The score of a forward pass in evaluation mode on the validation data, at a phase's batch size.
+
+    ``run.own_values`` gets those of metrics from Python.
+    """
+    task, own = task_of(run.workload), run.own.metrics
     with run.limit.allow_kernels():
-        return measure(task_of(run.workload), forward, data.val.in_order(phase.batch_size), run.device).value
+        reset(own)
+        found = measure(task, forward, data.val.in_order(phase.batch_size), run.device, own).value
+    run.own_values = values_of(own)
+    reset(own)  # what they keep is memory
+    return found
 
 
 @dataclass(frozen=True)
