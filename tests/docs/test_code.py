@@ -162,8 +162,9 @@ def test_python_of_own_losses_schedules_and_metrics(tmp_path):
 
 
 def test_python_of_own_data(tmp_path):
-    (block,) = code_blocks(ROOT / "docs/data_and_models.md", "python")
-    run(f"{block}\nassert plan.plan.workload.input_shape == (3, 24, 40) and plan.plan.choice is not None", tmp_path)
+    prepared, several = code_blocks(ROOT / "docs/data_and_models.md", "python")
+    run(f"{prepared}\nassert plan.plan.workload.input_shape == (3, 24, 40) and plan.plan.choice is not None", tmp_path)
+    run(f"{several}\nassert len(plan.plan.workload.inputs) == 3 and plan.plan.choice is not None", tmp_path)
 
 
 def test_python_of_an_estimate(tmp_path):

@@ -66,9 +66,24 @@ class Fused(nn.Module):
         return self.head(torch.cat([photo, numbers.to(kind), self.clinics(clinic)], 1))
 
 
-def network() -> nn.Module:
+class Divisible(Fused):
+    """Can be divided where its inputs have met."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.Sequential(nn.Linear(9, 16), nn.ReLU(), nn.Linear(16, 9))
+
+    def forward(self, photo: Tensor, numbers: Tensor, clinic: Tensor) -> Tensor:
+        photo = self.norm(self.conv(photo.double())).relu().mean((2, 3))
+        return self.head(self.more(torch.cat([photo, numbers.double(), self.clinics(clinic)], 1)).relu())
+
+
+def network(make: type[nn.Module] = Fused) -> nn.Module:
     torch.manual_seed(0)
-    return Fused()
+    return make().double() if make is Divisible else make()
+
+
+WAYS = [(Fused, "backprop"), (Divisible, "backprop"), (Divisible, "checkpoint")]
 
 
 def pairs() -> Any:
@@ -84,9 +99,13 @@ def plan(data: Any = None, model: nn.Module | None = None, **options: Any) -> An
 
 
 @pytest.mark.parametrize("data", [pairs, dictionaries])
-def test_a_run_equals_the_plain_loop_in_float64(data: Any, tmp_path: Path) -> None:
-    theirs, patients = network().double(), Patients()
-    planned = plan(data(), network().double())
+@pytest.mark.parametrize(("make", "strategy"), WAYS)
+def test_a_run_equals_the_plain_loop_in_float64(
+    make: type[nn.Module], strategy: str, data: Any, tmp_path: Path
+) -> None:
+    theirs, patients = network(make).double(), Patients()
+    planned = plan(data(), network(make).double(), strategy=strategy)
+    assert bool(planned.assembly.chain.units) == (make is Divisible)
     planned.run((), out=tmp_path / "run")
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     for epoch in range(2):
@@ -108,13 +127,25 @@ def test_the_trained_model_is_a_plain_module_of_several_inputs(data: Any, tmp_pa
     for model in (record.model, loaded):
         assert type(model) is Fused and not model._forward_pre_hooks and not model.training
         assert torch.equal(model(*inputs), fresh.eval()(*inputs))
+        assert torch.equal(model(inputs[0], clinic=inputs[2], numbers=inputs[1]), fresh(*inputs))
     assert not given._forward_pre_hooks
     right = (loaded(*Patients(8).inputs(slice(8))).argmax(1) == torch.arange(8) % 2).double().mean()
     assert record.accuracy["val"] == right
 
 
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
-    plan().run((), out=tmp_path / "whole")
+def test_a_trained_model_of_units_takes_several_inputs(tmp_path: Path) -> None:
+    record, inputs = plan(dictionaries(), network(Divisible)).run((), out=tmp_path / "run"), Patients().inputs(slice(4))
+    fresh = network(Divisible).eval()
+    fresh.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+    named = dict(zip(("photo", "numbers", "clinic"), inputs, strict=True))
+    assert torch.equal(record.model(**named), fresh(*inputs)) and torch.equal(record.model(*inputs), fresh(*inputs))
+    by_place = plan(pairs(), network(Divisible)).run((), out=tmp_path / "places").model
+    assert by_place(*inputs).shape == (4, 2) and by_place.state_dict().keys() == fresh.state_dict().keys()
+
+
+@pytest.mark.parametrize(("make", "strategy"), WAYS)
+def test_a_resumed_run_ends_with_the_same_bits(make: type[nn.Module], strategy: str, tmp_path: Path) -> None:
+    plan(None, network(make), strategy=strategy).run((), out=tmp_path / "whole")
     stop = snugfit.StopFlag()
 
     def stop_at_step_2(event: snugfit.Event) -> None:
@@ -122,10 +153,10 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
             stop.request()
 
     with pytest.raises(InterruptedRunError):
-        plan().run((stop_at_step_2,), out=tmp_path / "run", stop=stop)
+        plan(None, network(make), strategy=strategy).run((stop_at_step_2,), out=tmp_path / "run", stop=stop)
     with pytest.raises(CheckpointError, match="model or data have changed"):
-        snugfit.resume(tmp_path / "run", (), model=network(), data=dictionaries())
-    snugfit.resume(tmp_path / "run", (), model=network(), data=pairs())
+        snugfit.resume(tmp_path / "run", (), model=network(make), data=dictionaries())
+    snugfit.resume(tmp_path / "run", (), model=network(make), data=pairs())
     assert_same(*(load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run")))
 
 
@@ -135,8 +166,8 @@ sys.path[:0] = sys.path_of_tests
 import snugfit
 from test_several_inputs import Deep, Large, OPTIONS
 snugfit.prepare_process(1)
-for memory in ("60MB", "22MB"):
-    options = {**OPTIONS, "batch_size": 32, "memory": memory}
+for memory, strategy in (("60MB", "backprop"), ("22MB", "backprop"), ("18MB", "checkpoint")):
+    options = {**OPTIONS, "batch_size": 32, "memory": memory, "strategy": strategy}
     record = snugfit.plan(Deep(), (Large(), Large()), **options).run((), out=memory)
     print(json.dumps([record.measured["peak_bytes"], record.predicted["peak_bytes"], record.budget["memory_bytes"],
         record.settings["micro_batches"]]))
@@ -169,7 +200,7 @@ def test_runs_stay_within_prediction_and_budget(tmp_path: Path) -> None:
     code = MEMORY.replace("sys.path_of_tests", repr(sys.path))
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) == 2, done.stderr
+    assert len(found) == 3, done.stderr
     for measured, predicted, budget, _ in found:
         assert 0 < measured <= predicted <= budget, found
     assert found[0][3] == 1 < found[1][3], "the smaller budget divides the batch"
@@ -179,10 +210,16 @@ def test_every_strategy_that_needs_units_says_so() -> None:
     for name in set(strategies()) - {"backprop"}:
         planned = plan(strategy=name, time_ratio=0.5 if name == "elastic" else None)
         (candidate,) = planned.plan.candidates
-        said = "needs units, and Fused cannot be divided: its forward pass takes several inputs"
-        assert candidate.reasons[0] == said
+        said = "needs units, and Fused cannot be divided: Fused cannot be traced"
+        assert candidate.reasons[0].startswith(said)
         with pytest.raises(InfeasibleBudgetError, match=said):
             planned.run(())
+    for name in set(strategies()) - {"backprop", "checkpoint"}:
+        planned = plan(None, network(Divisible), strategy=name, time_ratio=0.5 if name == "elastic" else None)
+        (candidate,) = planned.plan.candidates
+        assert candidate.reasons == ("needs a network of one input, and this one takes several",)
+    exact = plan((Large(), Large()), Deep(), batch_norm="exact").plan.candidates[0]
+    assert exact.reasons[0] == "--batch-norm exact: needs a network of one input, and this one takes several"
     chosen = plan(strategy="auto").plan.choice
     assert chosen is not None and (chosen.strategy, chosen.exact) == ("backprop", True)
 

@@ -39,6 +39,7 @@ class Chain:
         input_shape: channels, height, width of one image.
         undivided: why the network has no units besides the head, which is the model itself; empty if it is divided.
         loss: loss of its outputs and their targets, if one was passed from Python.
+        inputs: what the network takes, if it is several inputs; their values are then one tensor.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Chain:
     input_shape: tuple[int, ...]
     undivided: str = ""
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    inputs: tuple[Input, ...] = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Chain:
         """A copy with its own weights; the caller's loss is shared."""
@@ -60,30 +62,32 @@ class Chain:
     ) -> Chain:
         """Like :meth:`from_module`, but a network that cannot be divided is a chain without units.
 
-        It can be trained as a whole. Its ``head`` is the model itself, which need not have a graph. So is a network of
-        several ``inputs``, whose chain takes their values as one tensor, (batch, 1, 1, N).
+        It can be trained as a whole. Its ``head`` is the model itself, which need not have a graph.
 
         Raises:
             ModelError: the model does not run on such an input, does not return one tensor, has no parameters, or has
                 hooks of parameters or hooks that write weights.
         """
-        reason = "its forward pass takes several inputs"
         try:
-            if not inputs:
-                return cls.from_module(model, input_shape, name)
+            return cls.from_module(model, input_shape, name, inputs)
         except IndivisibleError as error:
             reason = error.reason
         name = name or type(model).__name__
-        return cls(name, (), whole_unit(model, tuple(input_shape), name, inputs), tuple(input_shape), reason)
+        head = whole_unit(model, tuple(input_shape), name, inputs)
+        return cls(name, (), head, tuple(input_shape), reason, inputs=tuple(inputs))
 
     @classmethod
-    def from_module(cls, model: nn.Module, input_shape: tuple[int, int, int], name: str = "") -> Chain:
+    def from_module(
+        cls, model: nn.Module, input_shape: tuple[int, int, int], name: str = "", inputs: Sequence[Input] = ()
+    ) -> Chain:
         """Trace a model and cut it into units; parameters are shared with the model, without allocation.
 
         Args:
             model: maps (batch, *input_shape) to one tensor; on any device, including meta.
             input_shape: channels, height, width of one image.
             name: the class's name by default.
+            inputs: what the model takes, if it is several; the chain takes their values as one tensor,
+                (batch, 1, 1, N).
 
         Raises:
             ModelError: the model cannot be traced (the message says where), does not run on such an input, has tied
@@ -93,7 +97,7 @@ class Chain:
         kind = type(model).__name__
         name = name or kind
         require_kept_weights(model)
-        traced = trace(model)
+        traced = trace(model, inputs)
         require_kept_hooks(model, (str(node.target) for node in traced.graph.nodes if node.op == "call_module"))
         stored = set(model.state_dict())
         try:
@@ -103,7 +107,7 @@ class Chain:
                 raise
             if needs_values(error):
                 raise IndivisibleError(f"{kind} does not run on the meta device ({first_line(error)})") from error
-            raise run_failure(name, input_shape, error) from error
+            raise run_failure(name, input_shape, error, inputs) from error
         if traced.shapes[_output(traced.graph)] is None:
             raise ModelError(f"{name} must return one tensor; wrap it in a module that returns its logits.")
         read_batch_size_locally(traced.graph, traced.shapes)
@@ -118,7 +122,7 @@ class Chain:
             unit.owners.update(parameter_owners(unit.module, model))
         _adopt(units[-1].module, model, stored - _stored_names(units))
         _check_untied(units)
-        return cls(name, tuple(units[:-1]), units[-1], tuple(input_shape))
+        return cls(name, tuple(units[:-1]), units[-1], tuple(input_shape), inputs=tuple(inputs))
 
     @classmethod
     def from_units(
@@ -172,7 +176,8 @@ class Chain:
         if self.undivided:
             kind = type(self.head.module).__name__
             return [f"needs units, and {kind} cannot be divided: {self.undivided}"]
-        return bypassed_hooks((unit.module for unit in self.all_units), recomputed=recomputed)
+        several = [] if recomputed or not self.inputs else ["needs a network of one input, and this one takes several"]
+        return several + bypassed_hooks((unit.module for unit in self.all_units), recomputed=recomputed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the head's output from (batch, *input_shape), as the model does."""
@@ -195,7 +200,8 @@ class Chain:
             raise ValueError(f"sizes {tuple(sizes)} do not divide {len(self.units)} units")
         ends = list(accumulate(sizes))
         parts = (self.units[end - size : end] for end, size in zip(ends, sizes, strict=True))
-        return Chain(self.name, tuple(_merge(part) for part in parts), self.head, self.input_shape, loss=self.loss)
+        merged = tuple(_merge(part) for part in parts)
+        return Chain(self.name, merged, self.head, self.input_shape, loss=self.loss, inputs=self.inputs)
 
     def to_module(self) -> nn.Module:
         """One plain module that computes the same and shares the parameters; its state-dict names are the model's.

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from snugfit._core.inputs import Input
+from snugfit._core.inputs import Input, InputDtype
+
+
+def unpacked(packed: Tensor, first: int, shape: tuple[int, ...], dtype: InputDtype, name: str) -> Tensor:
+    """An input (B, *shape) of its type, contiguous as a loader makes it, from the values (B, 1, 1, N) of all.
+
+    Values of synthetic batches are no integers; they count as 0, which is a valid index. ``first`` is the number of
+    values before it; ``name`` its keyword, if it has one.
+    """
+    part = packed.flatten(1)[:, first : first + math.prod(shape)]
+    shaped = part.reshape(len(part), *shape)
+    if dtype == "float32":
+        return shaped.contiguous()
+    kind: torch.dtype = getattr(torch, dtype)
+    return shaped.to(kind) if kind == torch.bool else (shaped * (shaped == shaped.trunc())).to(kind)
+
+
+def _places(inputs: Sequence[Input]) -> list[tuple[int, tuple[int, ...], InputDtype, str]]:
+    """Where :func:`unpacked` finds each input."""
+    starts = accumulate((each.values for each in inputs), initial=0)
+    return [(first, each.shape, each.dtype, each.name) for first, each in zip(starts, inputs, strict=False)]
 
 
 @dataclass(frozen=True)
@@ -21,23 +43,19 @@ class _Unpack:
     inputs: tuple[Input, ...]
 
     def __call__(self, module: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        rows = args[0].flatten(1)
-        parts = rows.split([each.values for each in self.inputs], dim=1)
-        values = [_value(part, each) for part, each in zip(parts, self.inputs, strict=True)]
-        pairs = list(zip((each.name for each in self.inputs), values, strict=True))
+        pairs = [(place[-1], unpacked(args[0], *place)) for place in _places(self.inputs)]
         return tuple(value for name, value in pairs if not name), {name: value for name, value in pairs if name}
 
 
-def _value(part: Tensor, given: Input) -> Tensor:
-    """An input (B, ...) of its type, contiguous as a loader makes it, from its values (B, n).
-
-    Values of synthetic batches are no integers; they count as 0, which is a valid index.
-    """
-    shaped = part.reshape(len(part), *given.shape)
-    if given.dtype == "float32":
-        return shaped.contiguous()
-    kind: torch.dtype = getattr(torch, given.dtype)
-    return shaped.to(kind) if kind == torch.bool else (shaped * (shaped == shaped.trunc())).to(kind)
+def pack_inputs(graph: fx.Graph, inputs: Sequence[Input], placeholders: Sequence[fx.Node]) -> None:
+    """Replace the placeholders of inputs in a graph by one, of their values (B, 1, 1, N); in place."""
+    with graph.inserting_before(next(iter(graph.nodes))):
+        last = packed = graph.placeholder("packed")
+    for place, node in zip(_places(inputs), placeholders, strict=True):
+        with graph.inserting_after(last):
+            last = graph.call_function(unpacked, (packed, *place))
+        node.replace_all_uses_with(last)
+        graph.erase_node(node)
 
 
 def taking_one_tensor(model: nn.Module, inputs: Sequence[Input]) -> nn.Module:
@@ -55,8 +73,19 @@ def taking_one_tensor(model: nn.Module, inputs: Sequence[Input]) -> nn.Module:
 
 
 def take_inputs(module: nn.Module) -> None:
-    """Let a module of :func:`taking_one_tensor`, or a copy of it, take its inputs as the model does; in place."""
+    """Let a module that takes the values of its inputs as one tensor take them as its model does; in place."""
     for number, hook in list(module._forward_pre_hooks.items()):
         if isinstance(hook, _Unpack):
             del module._forward_pre_hooks[number]
             module._forward_pre_hooks_with_kwargs.pop(number, None)
+    if not isinstance(module, fx.GraphModule):
+        return
+    packed = next(iter(module.graph.nodes))
+    parts = [node for node in packed.users if node.target is unpacked]
+    for index, node in enumerate(parts):
+        with module.graph.inserting_before(packed):
+            node.replace_all_uses_with(module.graph.placeholder(str(node.args[-1]) or f"input_{index}"))
+        module.graph.erase_node(node)
+    if parts:
+        module.graph.erase_node(packed)
+        module.recompile()

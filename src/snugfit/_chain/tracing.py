@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from torch.fx.node import map_aggregate
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
+from snugfit._chain.inputs import pack_inputs
+from snugfit._core.inputs import Input
 from snugfit.errors import ModelError, is_out_of_memory
 
 LAYERS = (_ConvNd, nn.Linear)
@@ -55,8 +57,8 @@ class Traced:
     shapes: dict[fx.Node, tuple[int, ...] | None] = field(default_factory=dict)
 
 
-def trace(model: nn.Module) -> Traced:
-    """Trace a model that takes one tensor and returns one.
+def trace(model: nn.Module, inputs: Sequence[Input] = ()) -> Traced:
+    """Trace a model that takes one tensor, or several ``inputs`` that are packed into one, and returns one.
 
     Modules whose ``forward`` reads ``self.training`` stay whole, and functional dropout becomes a module, so that
     the graph follows ``train()`` and ``eval()``.
@@ -66,7 +68,9 @@ def trace(model: nn.Module) -> Traced:
         ModelError: it takes several inputs.
     """
     whole: set[str] = set()
-    others = list(inspect.signature(type(model).forward).parameters.values())[2:]
+    parameters = list(inspect.signature(type(model).forward).parameters.values())[1:]
+    taken = _taken(parameters, inputs)
+    others = [each for each in parameters if each.name not in taken]
     defaults = {each.name: each.default for each in others if each.default is not each.empty}
     for each in others:
         if each.name not in defaults and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
@@ -93,6 +97,10 @@ def trace(model: nn.Module) -> Traced:
                 f"{type(model).__name__} cannot be traced: {first_line(error)} ({_location(error)})"
             ) from error
         if not seen:
+            _drop_other_inputs(model, graph, taken)
+            if inputs:
+                placeholders = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
+                pack_inputs(graph, inputs, [placeholders[name] for name in taken])
             return _finish(model, graph, constants)
         whole |= seen
 
@@ -205,7 +213,6 @@ def _flags_in_arguments(graph: fx.Graph) -> set[str]:
 
 
 def _finish(model: nn.Module, graph: fx.Graph, constants: dict[str, Any]) -> Traced:
-    _drop_other_inputs(model, graph)
     attributes = _dropouts_as_modules(graph)
     for node in graph.nodes:
         if node.op == "call_module" and node.target not in attributes:
@@ -216,12 +223,23 @@ def _finish(model: nn.Module, graph: fx.Graph, constants: dict[str, Any]) -> Tra
     return Traced(graph, attributes)
 
 
-def _drop_other_inputs(model: nn.Module, graph: fx.Graph) -> None:
-    """Remove the inputs after the first, which are fixed to their defaults, and the assertions that fx adds."""
-    for placeholder in [node for node in graph.nodes if node.op == "placeholder"][1:]:
+def _taken(parameters: Sequence[inspect.Parameter], inputs: Sequence[Input]) -> list[str]:
+    """Names of the parameters of a forward pass that get the inputs; the first one without ``inputs``."""
+    plain = [each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    if len(inputs) > len(plain) or any(each.name and each.name not in plain for each in inputs):
+        raise IndivisibleError("its forward pass takes several inputs, and lists other ones")
+    return [each.name or plain[index] for index, each in enumerate(inputs)] or plain[:1]
+
+
+def _drop_other_inputs(model: nn.Module, graph: fx.Graph, taken: Sequence[str]) -> None:
+    """Remove the inputs besides those ``taken``, which are fixed to their defaults, and the assertions that fx adds."""
+    for placeholder in [node for node in graph.nodes if node.op == "placeholder" and node.target not in taken]:
         for user in list(placeholder.users):
             if user.users or "_assert" not in str(user.target):
-                raise _several_inputs(model, str(placeholder.target))
+                raise IndivisibleError(
+                    f"{type(model).__name__}.forward computes with {placeholder.target}, which tracing does not fix to "
+                    "its default"
+                )
             graph.erase_node(user)
         graph.erase_node(placeholder)
 

@@ -42,7 +42,7 @@ FLAG = "--batch-norm exact"
 def reasons_against(workload: Workload, chain: Chain) -> list[str]:
     """Why batch norms cannot normalise by the whole batch of several micro-batches."""
     reasons = [f"{FLAG}: {reason}" for reason in chain.reasons_against_units()]
-    if chain.undivided:
+    if chain.undivided or chain.inputs:
         return reasons
     if workload.optimizer.averages:
         reasons.append(f"{FLAG} cannot average weights; use --optimizer sgd or adamw")

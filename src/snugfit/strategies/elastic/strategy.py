@@ -34,7 +34,7 @@ class Elastic(ElasticSettings):
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why the model or optimizer is unsupported: weight averaging, or no tensor to select."""
-        if chain.undivided:
+        if chain.undivided or chain.inputs:
             return chain.reasons_against_units()
         reasons = needs_classes(workload) + chain.reasons_against_units()
         if workload.optimizer.averages:

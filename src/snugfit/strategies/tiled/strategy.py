@@ -54,7 +54,7 @@ class Tiled(TiledSettings):
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why it cannot train this model."""
-        if chain.undivided:
+        if chain.undivided or chain.inputs:
             return chain.reasons_against_units()
         reasons = chain.reasons_against_units()
         if workload.optimizer.averages:
