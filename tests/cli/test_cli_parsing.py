@@ -61,6 +61,7 @@ def test_every_option_is_a_flag_that_sets_its_field_alone(group, field):
         "module_units": "3",
         "class_weights": "1,2.5",
         "input_shape": "3x32x32",
+        "image_size": "96x160",
     }.get(field.name, value)
     flag = "--" + ("no-" if value is False else "") + field.name.replace("_", "-")
     needed = {"input_shape": {"classes": 7}, "focal_gamma": {"loss": "focal"}}.get(field.name, {})

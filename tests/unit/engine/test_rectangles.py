@@ -41,7 +41,7 @@ def network() -> nn.Module:
     [
         ("checkpoint", {}),
         ("blockwise", {}),
-        ("elastic", {"time_ratio": 1.0}),
+        ("elastic", {"scheme": "full"}),
         ("tiled", {"tiles": "2x2"}),
         ("feedback", {}),
     ],
