@@ -18,6 +18,8 @@ from snugfit.tiling.layers import Layer, Layers, Region
 from snugfit.tiling.statistics import Normalised
 
 _PADDING = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
+_LEAST_MACS = 2_000_000
+"""Multiply-accumulates of a convolution from which leaving it out takes less time than saying so."""
 Statistics = Mapping[int, tuple[Tensor, Tensor]]
 """Mean and variance (C,) of the feature map that a norm reads, by the norm's number."""
 
@@ -87,7 +89,8 @@ class TileablePrefix:
             entries: the parts of feature maps up to ``start`` that are read, by number.
             statistics: for norms that normalise by their batch, by number.
             keep: numbers of feature maps that are returned too.
-            unread: numbers of feature maps of convolutions of which only gradients are wanted: they have no values.
+            unread: numbers of feature maps that nothing reads but for gradients: those of convolutions that take long
+                have no values.
         """
         values, alive = dict(entries), {*self.layers.alive(stop)}
         kept = {*alive, *(number for number in regions if number in keep)}
@@ -99,7 +102,8 @@ class TileablePrefix:
             inputs = [RegionTensor(values[read], regions[read]) for read in each.layer.reads]
             moments = statistics.get(number) if statistics else None
             reusable = self._is_reusable(number, start, kept)
-            backward = number + 1 in unread
+            work = each.layer.macs * made.area * len(inputs[0].values)
+            backward = number + 1 in unread and work >= _LEAST_MACS
             values[number + 1] = self._made(number, made, inputs, moments, reusable=reusable, for_backward=backward)
             del inputs
             for read in each.layer.reads:
