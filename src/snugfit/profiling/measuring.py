@@ -115,7 +115,9 @@ class _Session:
 
     def _has_kernels(self, line: ProbeLine, probe: Probe) -> bool:
         """Whether the base counts the kernels of the only batch size that another process measured."""
-        return len(line.points) == 1 and self.expected.get(probe.name, 0) >= ALMOST_ALL * line.shape_bytes
+        if not probe.kernels or len(line.points) > 1:
+            return False
+        return self.expected.get(probe.name, 0) >= ALMOST_ALL * line.shape_bytes
 
     def _take_tensors(self, probe: TensorProbe) -> None:
         """Measure every operator of a network, for tensors of any shape."""
@@ -178,18 +180,18 @@ class _Session:
             if not probe.kernels or probe.name in self.expected:
                 continue
             for other in self.lined:
-                if other.kernels == probe.kernels and self._is_of_one_size(probe, other):
+                if other.kernels == probe.kernels and self._ran_at_the_size_of(probe, other):
                     shared = min(self.expected[other.name], self.left.get(probe.name, 0))
                     self.expected[other.name] -= shared
                     self.left[other.name] -= shared
 
-    def _is_of_one_size(self, here: Probe, elsewhere: Probe) -> bool:
-        """Whether two probes ran at one batch size, the same: one that was refused ran at the smallest."""
+    def _ran_at_the_size_of(self, here: Probe, elsewhere: Probe) -> bool:
+        """Whether a probe ran at the only size of another one: one that was refused ran at the smallest."""
         line, other = self.tried[here.name], self.tried[elsewhere.name]
         if elsewhere.name not in self.expected or other is None or len(other.points) != 1:
             return False
         sizes = {other.smallest_batch} if line is None else {point.batch for point in line.points}
-        return sizes == {other.points[0].batch}
+        return other.points[0].batch in sizes
 
     def _in_memory(self) -> int:
         release_memory()

@@ -35,6 +35,10 @@ class Safety:
     share: float
     bytes: int
 
+    def added_to(self, peak_bytes: float) -> int:
+        """A peak with it."""
+        return int(peak_bytes * (1 + self.share)) + self.bytes
+
 
 SAFETY = Safety(0.015, 2_500_000)
 """Where other networks were trained before in the same process, phases were up to 2.9 MB above their probes."""
@@ -68,8 +72,7 @@ def safety() -> Safety:
 
 def with_safety(resident_bytes: float, step_bytes: float) -> int:
     """Predicted peak of a phase: resident bytes, bytes of its step, and the safety margin."""
-    added = safety()
-    return int((resident_bytes + step_bytes) * (1 + added.share)) + added.bytes
+    return safety().added_to(resident_bytes + step_bytes)
 
 
 def step_headroom(budget: Budget, resident_bytes: float, reserved_bytes: float = RESERVED_BYTES) -> float:
@@ -127,7 +130,8 @@ def forward_images(workload: Workload, *, tracks: bool) -> int:
 
 def smallest_budget(profile: Profile, floor_bytes: int) -> int:
     """Smallest memory budget that holds a step of ``floor_bytes`` of tensors, rounded up to the next MB."""
-    needed = with_safety(profile.base_bytes, int(floor_bytes * TENSOR_TO_PROCESS)) + RESERVED_BYTES + DRIFT_BYTES
+    peak = SAFETY.added_to(profile.base_bytes + int(floor_bytes * TENSOR_TO_PROCESS))
+    needed = peak + RESERVED_BYTES + DRIFT_BYTES
     return -(-needed // MB) * MB
 
 

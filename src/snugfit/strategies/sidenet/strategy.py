@@ -112,7 +112,7 @@ class Sidenet(SidenetSettings):
             make = make_trainer(each, known[each.side_width], self.side_lr)
             probe = network_probe(each.probe, chain, workload, hardware.device, make, hold=hold)
             sizes = (probe.batch_limit,) if self.accumulate and not hold else probe.sizes
-            variants[each, hold] = replace(probe, sizes=sizes, floor=cache(probe.floor), network=PREFIX)
+            variants[each, hold] = replace(probe, sizes=sizes, floor=cache(probe.floor), network=PREFIX, kernels="")
         first = next((each for each, _ in variants if each.pruned), None)
         retraining = None
         if first is not None:
