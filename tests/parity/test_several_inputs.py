@@ -140,7 +140,16 @@ def test_a_trained_model_of_units_takes_several_inputs(tmp_path: Path) -> None:
     named = dict(zip(("photo", "numbers", "clinic"), inputs, strict=True))
     assert torch.equal(record.model(**named), fresh(*inputs)) and torch.equal(record.model(*inputs), fresh(*inputs))
     by_place = plan(pairs(), network(Divisible)).run((), out=tmp_path / "places").model
-    assert by_place(*inputs).shape == (4, 2) and by_place.state_dict().keys() == fresh.state_dict().keys()
+    assert torch.equal(by_place(*inputs), by_place(**named))
+    assert by_place.state_dict().keys() == fresh.state_dict().keys()
+
+
+def test_a_trained_model_of_units_takes_inputs_in_the_order_of_its_forward_pass(tmp_path: Path) -> None:
+    data = snugfit.from_dataset(Named(), Named(8), inputs=("clinic", "numbers", "photo"))
+    record, inputs = plan(data, network(Divisible)).run((), out=tmp_path / "run"), Patients().inputs(slice(4))
+    fresh = network(Divisible).eval()
+    fresh.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+    assert torch.equal(record.model(*inputs), fresh(*inputs))
 
 
 @pytest.mark.parametrize(("make", "strategy"), WAYS)

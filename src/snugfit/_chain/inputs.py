@@ -16,11 +16,13 @@ from torch import Tensor, fx, nn
 from snugfit._core.inputs import Input, InputDtype
 
 
-def unpacked(packed: Tensor, first: int, shape: tuple[int, ...], dtype: InputDtype, name: str) -> Tensor:
+def unpacked(
+    packed: Tensor, first: int, shape: tuple[int, ...], dtype: InputDtype, name: str, place: int = 0
+) -> Tensor:
     """An input (B, *shape) of its type, contiguous as a loader makes it, from the values (B, 1, 1, N) of all.
 
     Values of synthetic batches are no integers; they count as 0, which is a valid index. ``first`` is the number of
-    values before it; ``name`` its keyword, if it has one.
+    values before it, ``name`` its keyword, if it has one, and ``place`` its place among them in the forward pass.
     """
     part = packed.flatten(1)[:, first : first + math.prod(shape)]
     shaped = part.reshape(len(part), *shape)
@@ -51,9 +53,10 @@ def pack_inputs(graph: fx.Graph, inputs: Sequence[Input], placeholders: Sequence
     """Replace the placeholders of inputs in a graph by one, of their values (B, 1, 1, N); in place."""
     with graph.inserting_before(next(iter(graph.nodes))):
         last = packed = graph.placeholder("packed")
-    for place, node in zip(_places(inputs), placeholders, strict=True):
+    order = [node for node in graph.nodes if node in placeholders]
+    for (first, shape, dtype, _), node in zip(_places(inputs), placeholders, strict=True):
         with graph.inserting_after(last):
-            last = graph.call_function(unpacked, (packed, *place))
+            last = graph.call_function(unpacked, (packed, first, shape, dtype, str(node.target), order.index(node)))
         node.replace_all_uses_with(last)
         graph.erase_node(node)
 
@@ -81,10 +84,10 @@ def take_inputs(module: nn.Module) -> None:
     if not isinstance(module, fx.GraphModule):
         return
     packed = next(iter(module.graph.nodes))
-    parts = [node for node in packed.users if node.target is unpacked]
-    for index, node in enumerate(parts):
+    parts = sorted((node for node in packed.users if node.target is unpacked), key=lambda node: int(str(node.args[-1])))
+    for node in parts:
         with module.graph.inserting_before(packed):
-            node.replace_all_uses_with(module.graph.placeholder(str(node.args[-1]) or f"input_{index}"))
+            node.replace_all_uses_with(module.graph.placeholder(str(node.args[-2])))
         module.graph.erase_node(node)
     if parts:
         module.graph.erase_node(packed)

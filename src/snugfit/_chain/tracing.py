@@ -235,12 +235,14 @@ def _drop_other_inputs(model: nn.Module, graph: fx.Graph, taken: Sequence[str]) 
     """Remove the inputs besides those ``taken``, which are fixed to their defaults, and the assertions that fx adds."""
     for placeholder in [node for node in graph.nodes if node.op == "placeholder" and node.target not in taken]:
         for user in list(placeholder.users):
-            if user.users or "_assert" not in str(user.target):
+            checks = list(user.users) or [user]  # of a flag or number: whether it equals its default
+            if any(each.users or "_assert" not in str(each.target) for each in checks):
                 raise IndivisibleError(
                     f"{type(model).__name__}.forward computes with {placeholder.target}, which tracing does not fix to "
                     "its default"
                 )
-            graph.erase_node(user)
+            for each in dict.fromkeys([*checks, user]):
+                graph.erase_node(each)
         graph.erase_node(placeholder)
 
 

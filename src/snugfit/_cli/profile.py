@@ -8,7 +8,6 @@ from typing import Any
 from snugfit._cli.child_process import make_job, run_job
 from snugfit._cli.options import NO_FLAGS, SHOW_ALL, UNITS_ALONE, OutputOptions, ProfileOptions, RequestFlags
 from snugfit._cli.output import note, print_json, print_tables
-from snugfit._core.workload import BATCH_SIZE
 from snugfit._quantities import format_bytes, format_seconds, format_short_seconds
 from snugfit._storage.outputs import require_file, require_folder
 from snugfit.errors import UsageError
@@ -48,7 +47,7 @@ def profile(
     data = run_job(job)
     print_units(data)
     if "learning_signal" in data:
-        print_learning_signal(data["learning_signal"], request.training.batch_size or BATCH_SIZE)
+        print_learning_signal(data["learning_signal"], data["batch_size"])
     if "tensors" in data:
         print_tensors(data["tensors"], data["tensor_timing"])
     if "activation_memory" in data:

@@ -203,8 +203,8 @@ class TrainingOptions(Checked):
             for checkpoint, and the last two are for backprop.
         weight_dtype: type in which trained weights of convolutions and linear layers are kept: float32, or bfloat16
             (half the memory). With bfloat16 each update rounds at random, so that it is no longer exact; the trained
-            model is float32. By default float32, and bfloat16 if only that makes an exact strategy fit the memory
-            budget. For backprop and checkpoint; not for schedulefree.
+            model is float32. By default float32, and bfloat16 if only that and int8 state make an exact strategy fit
+            the budget. For backprop and checkpoint; not for schedulefree.
         augment: augment training images (crop, flip; to detect, colours too); digits are never flipped.
         crop: whether augmentation crops.
         erase: probability that a rectangle of an augmented training image is erased.

@@ -77,9 +77,10 @@ def _described(value: Any, key: object, index: int) -> tuple[torch.Tensor, Input
     """An input as a tensor of any shape, and what it is."""
     place = f"input {key} of item {index}"
     if isinstance(value, (bool, int, float, np.ndarray, np.generic)):
-        value = torch.as_tensor(value)
-    if not isinstance(value, torch.Tensor):
-        raise DataError(f"{place} is a {type(value).__name__}, not a tensor, array or number.")
+        value = _as_tensor(value)
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        raise DataError(f"{place} is a {type(value).__name__}, not a dense tensor, an array of numbers or a number.")
+    value = value.detach()
     dtype = "float32" if value.is_floating_point() else str(value.dtype).removeprefix("torch.")
     if dtype not in get_args(InputDtype):
         raise DataError(f"{place} is of {dtype}; inputs are floats, booleans, or signed integers and uint8.")
@@ -88,10 +89,18 @@ def _described(value: Any, key: object, index: int) -> tuple[torch.Tensor, Input
     return value, Input(tuple(value.shape), cast(InputDtype, dtype))
 
 
+def _as_tensor(value: Any) -> Any:
+    """An array of any shape, or a number, as a tensor; itself if torch has no such type."""
+    try:
+        return torch.as_tensor(np.ascontiguousarray(value).reshape(np.shape(value)))
+    except TypeError:
+        return value
+
+
 def _check_values(value: torch.Tensor, key: object, index: int) -> None:
     """Refuse values of any shape that float32 cannot hold, or that nothing can be learned from."""
-    if value.is_floating_point() and not torch.isfinite(value).all():
-        raise DataError(f"input {key} of item {index} holds NaN or infinite values. Replace or remove it.")
+    if value.is_floating_point() and not torch.isfinite(value.float()).all():
+        raise DataError(f"input {key} of item {index} holds NaN, or values that float32 cannot. Replace or remove it.")
     if value.dtype in (torch.int32, torch.int64):
         largest = max(int(value.max()), -int(value.min()))
         if largest > _LARGEST_INTEGER:

@@ -132,7 +132,8 @@ def reopen(
     with run_limit(plan, resting, device):
         assembly = assemble(request, None if data is None else own_splits(data, request), model, own)
         own.check(assembly.workload, device)
-    if replace(assembly.workload, data=plan.workload.data) != plan.workload:
+    reopened = replace(assembly.workload, data=plan.workload.data, pretrained=plan.workload.pretrained)
+    if reopened != plan.workload:  # plans of earlier versions do not tell of pre-trained weights
         raise CheckpointError(f"model or data have changed since the run in {folder} began; start a new run.")
     return Planned(plan, profile, assembly, resting)
 

@@ -53,6 +53,7 @@ def profile_units(
     device = choose_device(request.machine.device)
     limit = MemoryLimit(measurable_bytes(found.plan.budget, found.plan.memory), found.baseline, device)
     if learning_signal:
+        data["batch_size"] = workload.batch_size
         data["learning_signal"] = signal_table(chain, workload, found.plan.hardware)
     if tensors:
         count = sum(1 for unit in chain.all_units for _ in unit.module.parameters())

@@ -67,11 +67,13 @@ class MetricsWriter:
             file.truncate(len(kept))
         self._digester.write(kept)
         rows = list(csv.DictReader(kept.decode().splitlines()))
+        if rows:  # a run of an earlier version may have fewer columns
+            self._columns = tuple(rows[0])
         self._seconds = float(rows[-1]["seconds"] or 0.0) if rows else 0.0
 
     def _write(self, event: StepDone | EpochDone, **cells: Any) -> None:
         text = io.StringIO()
-        writer = csv.DictWriter(text, self._columns, restval="")
+        writer = csv.DictWriter(text, self._columns, restval="", extrasaction="ignore")
         if self.offset() == 0:
             writer.writeheader()
         cells |= {"loss": _short(event.loss), "accuracy": _short(event.accuracy), "seconds": _short(self._seconds)}

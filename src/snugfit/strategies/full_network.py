@@ -33,7 +33,7 @@ from snugfit._training.strategy import TrainingData
 from snugfit._training.task import measure, task_of
 from snugfit._upstream import to_channels_last
 from snugfit.lean.bfloat16_weights import store_bfloat16
-from snugfit.memory import trim_heap
+from snugfit.memory import release_memory, trim_heap
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe, unit_stats
 from snugfit.strategies.memory_estimates import (
@@ -346,8 +346,10 @@ def validate(forward: Forward, data: TrainingData, run: Run, phase: Phase) -> fl
     with run.limit.allow_kernels():
         reset(own)
         found = measure(task, forward, data.val.in_order(phase.batch_size), run.device, own).value
-    run.own_values = values_of(own)
-    reset(own)  # what they keep is memory
+        run.own_values = values_of(own)
+    if own:
+        reset(own)  # what they keep is memory
+        release_memory()
     return found
 
 

@@ -75,6 +75,7 @@ def profile_request(
     if learning_signal:
         whole = {"macs": 4_000_000, "additional_parameters": 0, "peak_bytes": 2_500_000}
         local = {"macs": 30_000, "additional_parameters": 1400, "peak_bytes": 700_000}
+        data["batch_size"] = request.training.batch_size or 128
         data["learning_signal"] = {"backprop": whole, "lls-m": local}
     if tensors:
         row = {"name": "conv.weight", "operator": "conv", "kind": "Conv2d", "t_dw": 0.0125, "t_dy": 0.0000314,

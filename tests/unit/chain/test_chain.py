@@ -211,3 +211,23 @@ def test_merged_units_compute_what_their_units_do_and_share_their_weights(name):
 def test_merging_must_take_every_unit_once(sizes):
     with pytest.raises(ValueError, match="do not divide 8 units"):
         meta_chain("vgg11").merged(sizes)
+
+
+class Optional(nn.Module):
+    """Takes a flag and a number that have defaults."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.ReLU())
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, images, flip=False, scale=2.0):
+        images = images.flip(2) if flip else images
+        return self.head((self.layers(images) * scale).mean((2, 3)))
+
+
+def test_flags_and_numbers_of_a_forward_pass_keep_their_defaults():
+    model, images = Optional(), torch.randn(2, 3, 8, 8)
+    chain = Chain.from_module(model, (3, 8, 8))
+    assert len(chain.units) > 1
+    assert torch.equal(chain.to_module()(images), model(images))

@@ -93,6 +93,6 @@ def test_a_profile_has_the_table_when_asked(few_losses):
         machine=MachineOptions(threads=1),
     )
     data = snugfit.profile_request(request, learning_signal=True)
-    assert set(data) == {"model", "input_shape", "units", "learning_signal"}
+    assert set(data) == {"model", "input_shape", "units", "learning_signal", "batch_size"} and data["batch_size"] == 4
     assert list(data["learning_signal"]) == ["backprop", *LOCAL_LOSSES]
     assert data["learning_signal"]["backprop"]["macs"] == sum(unit["macs"] for unit in data["units"][1:])

@@ -24,6 +24,7 @@ from snugfit.strategies.memory_estimates import (
     RESERVED_BYTES,
     TENSOR_TO_PROCESS,
     step_headroom,
+    with_full_safety,
     with_safety,
 )
 from snugfit.strategies.micro_batch import MicroBatching
@@ -190,7 +191,8 @@ def importance_peak(profile: Profile, chunk: int) -> int:
 
 def budget_for(peak_bytes: int, refused: int | None) -> int:
     """Memory budget, rounded up, for a predicted peak in this and the next process; above the refused budget."""
-    return max(-(-(peak_bytes + RESERVED_BYTES + DRIFT_BYTES) // MB) * MB, (refused or 0) + MB)
+    needed = with_full_safety(peak_bytes) + RESERVED_BYTES + DRIFT_BYTES
+    return max(-(-needed // MB) * MB, (refused or 0) + MB)
 
 
 def nothing_selected(costs: SelectionCosts, budget: Budget, importance: np.ndarray) -> SnugfitError:

@@ -46,6 +46,12 @@ def test_keys_of_dictionaries_are_keywords_of_forward():
     assert [each.name for each in from_dataset(nested, nested).inputs] == ["a", "b"]
 
 
+def test_flipped_arrays_and_outputs_of_other_networks_are_read():
+    given = [((pair(0)[0].numpy()[:, ::-1], torch.ones(2, requires_grad=True) * 3), index % 2) for index in range(20)]
+    values = from_dataset(given, given).train.images(np.array([0])).view(-1)
+    assert torch.equal(values, torch.cat([pair(0)[0].flip(1).flatten(), torch.full((2,), 3.0)]))
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -54,9 +60,12 @@ def test_keys_of_dictionaries_are_keywords_of_forward():
         (torch.zeros(2, 3, 4), r"item 3 has no several inputs, but the first has 2"),
         ((torch.zeros(2, 3, 5), pair(3)[1]), r"input 0 of item 3 is 2x3x5 of float32, .* first is 2x3x4 of float32"),
         ((pair(3)[0], pair(3)[1].float()), r"input 1 of item 3 is 2 of float32, .* first is 2 of int64"),
-        ((pair(3)[0], [1, 2]), r"input 1 of item 3 is a list, not a tensor, array or number"),
-        ((pair(3)[0], Image.new("L", (2, 1))), "input 1 of item 3 is a Image, not a tensor"),
-        ((pair(3)[0] + float("nan"), pair(3)[1]), "input 0 of item 3 holds NaN or infinite values"),
+        ((pair(3)[0], [1, 2]), r"input 1 of item 3 is a list, not a dense tensor, an array"),
+        ((pair(3)[0], Image.new("L", (2, 1))), "input 1 of item 3 is a Image, not a dense tensor"),
+        ((pair(3)[0] + float("nan"), pair(3)[1]), "input 0 of item 3 holds NaN, or values"),
+        ((np.full((2, 3, 4), 1e300), pair(3)[1]), "input 0 of item 3 holds NaN, or values that float32 cannot"),
+        ((np.full((2, 3, 4), "a"), pair(3)[1]), "input 0 of item 3 is a ndarray, not a dense tensor"),
+        ((pair(3)[0].to_sparse(), pair(3)[1]), "input 0 of item 3 is a Tensor, not a dense tensor"),
         ((pair(3)[0], torch.tensor([2**24 + 1, 0])), r"input 1 of item 3 holds 16,777,217; .* 16,777,216"),
     ],
 )
