@@ -144,16 +144,12 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
         DataError: an image or label cannot be used; the message names its index.
     """
     chosen = from_keywords(DatasetOptions, options)
-    parts_given = (("train", train), ("val", val), ("test", test))
-    given = {key: _map_style(dataset, key) for key, dataset in parts_given if dataset is not None}
+    sources = {"train": train, "val": val, "test": test}
+    given = {key: _map_style(dataset, key) for key, dataset in sources.items() if dataset is not None}
     keys = _keys(chosen.inputs)
     labels = {key: labels_of(dataset, key, keys) for key, dataset in given.items()}
     names = _class_names(labels, chosen.class_names)
-    notes = tuple(
-        f"the {key} data is a DataLoader: its data set is used, in batches of --batch-size"
-        for key, dataset in parts_given
-        if isinstance(dataset, DataLoader)
-    )
+    notes = _loader_notes(sources)
     first = _sample(given["train"], 0, keys)[0]
     if chosen.as_is or takes_several(first):
         return replace(_prepared(given, first, labels, names, chosen), notes=notes)
@@ -170,6 +166,14 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
     shape = (channels, *size)
     found = assemble(chosen.name, parts, chosen, image_shape=shape, mean=mean, std=std, flip=chosen.flip)
     return replace(found, notes=notes)
+
+
+def _loader_notes(sources: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(
+        f"the {key} data is a DataLoader: its data set is used, in batches of --batch-size"
+        for key, dataset in sources.items()
+        if isinstance(dataset, DataLoader)
+    )
 
 
 def _prepared(

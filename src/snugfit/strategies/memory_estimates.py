@@ -43,8 +43,7 @@ class Safety:
 SAFETY = Safety(0.015, 2_500_000)
 """Where other networks were trained before in the same process, phases were up to 2.9 MB above their probes."""
 OWN_SAFETY = Safety(0.01, 1_500_000)
-"""In a process that was started for the run, phases were 2 MB below to 1.3 MB above their probes; six runs that were
-stopped and resumed in such processes were 2.3 MB or more below their predictions."""
+"""In a process that was started for the run, phases were 2 MB below to 1.3 MB above their probes."""
 RESERVED_BYTES = 5_000_000
 """Bytes that a budget must have beyond the predicted peak: a dry run reserves space for kernels (4.2 MB) in its first
 step, and for the real phase (1 MB) in both."""

@@ -1,0 +1,97 @@
+"""What probes that another process measured add to memory: kernels and leftovers count once."""
+
+from dataclasses import replace
+
+import pytest
+from probe_samples import Machine, probe
+
+from snugfit.profiling import Probe
+from snugfit.profiling.measurement_cache import Measurements
+from snugfit.profiling.measuring import measure_probes, without_others
+
+
+def test_what_another_process_measured_counts_with_what_it_left_in_memory(tmp_path):
+    def measured(growing):
+        machine = Machine(budget=100_000)
+
+        def grow(batch):
+            machine.resting += growing
+
+        made, ran = probe(machine, 1000, 10, on_step=grow)
+        known = Measurements(tmp_path)
+        return measure_probes([replace(made, same="conv")], machine, machine, lambda *_: None, known), ran
+
+    first, ran = measured(growing=5)
+    again, ran_again = measured(growing=0)
+    assert ran and not ran_again
+    assert again.floors == first.floors
+    assert again.lines == {name: replace(line, elsewhere=True) for name, line in first.lines.items()}
+    assert first.base_bytes == 1000 + 5 * len(ran)
+    others = first.base_bytes - again.base_bytes
+    assert others == first.lines["p"].sizes_bytes == 5 * (len(ran) - 2), "training runs at one size"
+    assert again.lines["p"].bytes_at(8) == first.lines["p"].bytes_at(8) + first.lines["p"].shape_bytes
+
+
+def test_a_single_batch_size_that_another_process_measured_counts_its_kernels_once(tmp_path):
+    """It leaves 30 bytes: they are in memory, or expected to be, and not in the line as well."""
+
+    def measured():
+        machine = Machine(budget=100_000)
+
+        def grow(batch):
+            machine.resting = max(machine.resting, 1030)
+
+        made, _ = probe(machine, 1000, 10, on_step=grow, sizes=(64,))
+        known = Measurements(tmp_path)
+        made = replace(made, same="conv", kernels="network")
+        profile = measure_probes([made], machine, machine, lambda *_: None, known)
+        return profile.base_bytes, profile.lines["p"].bytes_at(64)
+
+    first = measured()
+    assert first[0] == 1030
+    assert measured() == first
+
+
+@pytest.mark.parametrize(("kernels", "base"), [("network", 50), ("", 70)])
+def test_kernels_of_a_cached_step_count_once_beside_those_that_a_refused_one_leaves_here(tmp_path, kernels, base):
+    """A step leaves 50 bytes; one that holds gradients and is refused leaves 20 of them in a process without."""
+
+    def measured(*names):
+        machine = Machine(budget=3000)
+
+        def step(name):
+            def run(count):
+                machine.kept = max(machine.kept, {"a": 50, "b": 20}[name])
+                return machine.take(10_000 if name == "b" else 100)
+
+            return Probe(name, lambda: run, lambda batch: 1, 64, same=name, kernels=kernels, sizes=(64,))
+
+        probes = [step(name) for name in names]
+        return measure_probes(probes, machine, machine, lambda *_: None, Measurements(tmp_path)).base_bytes - 1000
+
+    assert measured("a") == 50
+    assert measured("a", "b") == base
+
+
+def test_what_another_strategy_left_elsewhere_does_not_count_to_this_one(tmp_path):
+    """A strategy whose probes left 50 bytes trains without the 30 that another's left in another process."""
+    known = Measurements(tmp_path)
+
+    def profile(known):
+        machine = Machine(budget=3000)
+
+        def leaving(name, size):
+            def build():
+                machine.kept += size
+                return machine.take
+
+            return Probe(name, build, lambda batch: 1, 64, same=name)
+
+        probes = [leaving("a", 50), leaving("b", 30)]
+        return probes, measure_probes(probes, machine, machine, lambda *_: None, known)
+
+    probes, here = profile(known)
+    assert without_others(here, probes[:1]).base_bytes == here.base_bytes == 1080
+    _, again = profile(Measurements(tmp_path))
+    assert again.base_bytes == 1080
+    assert [without_others(again, [probe]).base_bytes for probe in probes] == [1050, 1030]
