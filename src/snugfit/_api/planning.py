@@ -19,7 +19,7 @@ from snugfit._core.record import TRIAL_STEPS, Trial
 from snugfit._core.request import Request
 from snugfit._engine.builder import own_splits
 from snugfit._engine.distributed import commands_of_run
-from snugfit._engine.planning import Planned, make_plan
+from snugfit._engine.planning import Extent, Planned, make_plan
 from snugfit._engine.running import execute
 from snugfit._planner import infeasible_error
 from snugfit._storage.outputs import require_places
@@ -118,7 +118,7 @@ class RunnablePlan(Planned):
             raise UsageError(f"this plan takes {processes} processes, and this is one; start them with `{how}`.")
 
 
-def plan_request(request: Request, subscribers: Sequence[Subscriber] = ()) -> RunnablePlan:
+def plan_request(request: Request, subscribers: Sequence[Subscriber] = (), *, measures: Extent = "all") -> RunnablePlan:
     """Check that the run folder of a request can be made, and plan.
 
     >>> request = Request.of(model="smallconv", image_size=8, memory="100MB", strategy="backprop")
@@ -126,7 +126,7 @@ def plan_request(request: Request, subscribers: Sequence[Subscriber] = ()) -> Ru
     True
     """
     require_places(request.machine.out, request.machine.cache_dir)
-    return RunnablePlan(**vars(make_plan(request, None, None, subscribers)))
+    return RunnablePlan(**vars(make_plan(request, None, None, subscribers, measures=measures)))
 
 
 def plan(

@@ -13,6 +13,8 @@ import torch
 from torch import fx, nn
 from torch.func import functional_call
 
+from snugfit._meta_device import CachedOperators
+
 BATCH = 2
 """Images in the synthetic batch: in training mode BatchNorm refuses single values."""
 
@@ -34,7 +36,7 @@ def run_on_meta(
     images = torch.empty((BATCH, *input_shape), dtype=_dtype(module), device="meta")
     tensors = chain(module.named_parameters(), module.named_buffers())
     stand_ins = {f"module.{name}": torch.empty_like(tensor, device="meta") for name, tensor in tensors}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), in_mode(module, training):
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), in_mode(module, training), CachedOperators():
         output = functional_call(_Call(module, function or module), stand_ins, (images,))
     return output, images._version > 0
 

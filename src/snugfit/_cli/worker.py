@@ -150,7 +150,8 @@ def _train(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) 
         return api.resume(job["resume"], subscribers=subscribers).to_json()
     from snugfit._engine.retries import retry_requests
 
-    plan = api.plan_request(Request.from_json(job["request"]), subscribers=_planning(job, subscribers))
+    asked = Request.from_json(job["request"])
+    plan = api.plan_request(asked, subscribers=_planning(job, subscribers), measures="decisive")
     if "WORLD_SIZE" not in os.environ:
         if plan.plan.choice is None:
             return _refused(plan)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from snugfit._core.explanation import command_of
 from snugfit._core.known import IMAGENET
@@ -28,6 +29,9 @@ from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, 
 from snugfit.memory.process import late_bytes, library_import
 from snugfit.profiling import META_PASS_BYTES
 
+Extent = Literal["all", "decisive", "nothing"]
+"""What a plan measures."""
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -45,7 +49,7 @@ def make_plan(
     module: ModuleOrFactory | None,
     subscribers: Sequence[Subscriber],
     *,
-    measures: bool = True,
+    measures: Extent = "all",
     own: OwnParts | None = None,
 ) -> Planned:
     """Measure, and collect what the strategies that serve the request propose within its budget.
@@ -54,7 +58,8 @@ def make_plan(
         request: the options.
         splits, module: data and model passed from Python; None opens and builds those that the request names.
         subscribers: receive every measured probe and notice.
-        measures: whether strategies measure and propose; if not, the profile holds statistics of the units alone.
+        measures: all strategies; or those that decide, without others that cannot be chosen if the one to fine-tune
+            with fits; or nothing, so that the profile holds statistics of the units alone.
         own: functions passed from Python.
     """
     if request.model.weights == IMAGENET:
@@ -68,7 +73,7 @@ def make_plan(
     memory = planned.plan.memory if request.budget.total_memory is not None else None
     if memory is not None and memory.process_bytes != planned.baseline.anon + late_bytes():
         planned = plan()  # late imports leave less of a total
-    for note in _notes(planned.assembly, measures=measures):
+    for note in _notes(planned.assembly, measures=measures != "nothing"):
         for subscriber in subscribers:
             subscriber(Notice(note))
     return planned
@@ -93,13 +98,13 @@ def _planned(
     splits: Splits | None,
     module: ModuleOrFactory | None,
     subscribers: Sequence[Subscriber],
-    measures: bool,
+    measures: Extent,
     own: OwnParts,
 ) -> Planned:
     """One plan by the memory at rest now."""
     import_for(request)
     check_options(request)
-    considered = make_strategies(request) if measures else StrategySelection([])
+    considered = make_strategies(request) if measures != "nothing" else StrategySelection([])
     device = choose_device(request.machine.device)
     resting = baseline(request.machine.threads)
     memory = memory_at_rest(resting, device)
@@ -121,7 +126,8 @@ def _planned(
             own.check(assembly.workload, device)
             if request.model.weights is not None:
                 check_weights(Path(request.model.weights), assembly.chain)
-            question = PlanningInput(assembly.workload, assembly.chain, hardware, budget, request.aim)
+            work, compares = assembly.workload, measures != "decisive"
+            question = PlanningInput(work, assembly.chain, hardware, budget, request.aim, compares)
             measuring = MeasurementContext(make_meter(resting, device), limit, on_measured, known)
             found, profile = search(question, considered, measuring, runs)
         found = replace(found, command=command_of(request, found), memory=memory)

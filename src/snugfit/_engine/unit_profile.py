@@ -42,7 +42,7 @@ def profile_units(
         budget=replace(request.budget, time_ratio=None),  # units are measured without a strategy's options
     )
     measures = learning_signal or tensors or not activation_memory
-    found = make_plan(request, None, None, subscribers, measures=measures)
+    found = make_plan(request, None, None, subscribers, measures="all" if measures else "nothing")
     if found.assembly.chain.undivided:
         raise ModelError(f"profile measures units, and the network has none: {found.assembly.chain.undivided}.")
     chain, workload, profile = found.assembly.chain, found.plan.workload, found.profile

@@ -42,13 +42,18 @@ _Prober = tuple[Strategy, Sequence["Probe | TensorProbe"]]
 
 @dataclass(frozen=True)
 class PlanningInput:
-    """What a plan is made for; the chain is on the meta device, and the aim ranks candidates."""
+    """What a plan is made for; the chain is on the meta device, and the aim ranks candidates.
+
+    Attributes:
+        compares: whether strategies are measured, too, that cannot be chosen if the one to fine-tune with fits.
+    """
 
     workload: Workload
     chain: Chain
     hardware: Hardware
     budget: Budget
     aim: Aim = "time"
+    compares: bool = True
 
 
 @dataclass(frozen=True)
@@ -103,8 +108,13 @@ def search(
         ModelError: the only strategy finds the model unusable.
     """
     state, aim = _Search(question, measuring, runs), question.aim
-    proposals = state.propose(considered.strategies, Profile(()))
+    first, others = _in_turn(question, considered.strategies)
+    proposals = state.propose(first, Profile(()))
     not_considered = dict(considered.left_out)
+    if others and any(each.feasible and each.fine_tunes for each in proposals.candidates):
+        not_considered |= {each.name: f"not measured, since {first[0].name} fits and is preferred" for each in others}
+    elif others:
+        proposals = state.propose(others, proposals.profile, proposals)
     if considered.standby and _is_settled(proposals.candidates, aim):
         not_considered |= {each.name: _last_resort(each.name, aim) for each in considered.standby}
     elif considered.standby:
@@ -164,6 +174,14 @@ class _Search:
                 trained = without_others(profile, probes)
                 found += candidates_of(strategy, workload, trained, hardware, self.question.budget, factors, own)
         return _Proposals(found, refused, able, profile)
+
+
+def _in_turn(question: PlanningInput, strategies: Sequence[Strategy]) -> tuple[list[Strategy], list[Strategy]]:
+    """Strategies to measure first, and those to measure only if the first do not fit; the latter may be none."""
+    decides = not question.compares and question.aim == "accuracy" and question.workload.fine_tunes_few
+    first = [each for each in strategies if decides and find_config(each.name).fine_tunes]
+    others = [each for each in strategies if each not in first]
+    return (first, others) if first else (others, [])
 
 
 def _is_settled(candidates: Iterable[Candidate], aim: Aim) -> bool:

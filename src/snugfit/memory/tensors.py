@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from snugfit import _meta_device
 from snugfit._upstream import hidden_bytes
-from snugfit.memory import meta
 
 _left_out: dict[int, weakref.ref[Any]] = {}
 
@@ -71,7 +71,7 @@ class LiveBytes(TorchDispatchMode):
         self.live -= size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        outputs = meta.run(func, args, kwargs or {})
+        outputs = _meta_device.run(func, args, kwargs or {})
         self.reach(self.live + hidden_bytes(func, args))
         self._add_outputs(outputs)
         return outputs

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from snugfit import _meta_device
 from snugfit._core.profile import ProbeLine, Profile, TensorProfile
-from snugfit.memory import MemoryLimit, PeakMeter, meta, release_memory
+from snugfit.memory import MemoryLimit, PeakMeter, release_memory
 from snugfit.profiling.measurement_cache import Measurement, Measurements
 from snugfit.profiling.probe import META_PASS_BYTES, Floors, Probe, available_bytes, measure_probe
 
@@ -158,7 +159,7 @@ class _Session:
 
     def profile(self, seconds: float) -> Profile:
         """The results."""
-        meta.forget()
+        _meta_device.forget()
         self._count_kernels_once()
         lines = {name: line for name, line in self.tried.items() if line is not None}
         return Profile(

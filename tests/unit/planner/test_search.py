@@ -79,13 +79,13 @@ def made_up(name, costs=(), reasons=(), smallest=None, refusal=(), exact=False):
     return Strategy()
 
 
-def run(*strategies, budget=BUDGET, told=None, aim="time", runs=(), workload=None, **more):
+def run(*strategies, budget=BUDGET, told=None, aim="time", runs=(), workload=None, compares=True, **more):
     chain = Chain.from_module(
         nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)).to("meta"), (3, 4, 4)
     )
     events = [] if told is None else told
     measuring = MeasurementContext(Still(), Still(), lambda *event: events.append(event))
-    question = PlanningInput(workload or WORKLOAD, chain, HARDWARE, budget, aim)
+    question = PlanningInput(workload or WORKLOAD, chain, HARDWARE, budget, aim, compares)
     return search(question, StrategySelection(strategies, **more), measuring, runs)
 
 
@@ -179,6 +179,28 @@ def test_few_images_are_fine_tuned_by_the_strategy_for_it_and_no_last_resort_is_
     alone, _ = run(tuned, standby=[made_up("tiled", [(1 * MB, 1, 0)], exact=True)], aim=aim, workload=workload)
     tiled = next(each for each in alone.candidates if each.strategy == "tiled")
     assert tiled.considered == (aim == "accuracy" and first != "elastic")
+
+
+def test_to_train_only_what_decides_is_measured():
+    workload = replace(WORKLOAD, pretrained=True, train_count=300)
+    exact, small, large = (
+        made_up("backprop", [(50 * MB, 5, 0)], exact=True),
+        made_up("elastic", [(60 * MB, 9, 0)]),
+        made_up("elastic", [(101 * MB, 9, 0)]),
+    )
+
+    def measured(tuned, **settings):
+        told = []
+        plan, _ = run(exact, tuned, workload=workload, told=told, **{"aim": "accuracy", "compares": False, **settings})
+        return plan, [name for name, *_ in told]
+
+    plan, names = measured(small)
+    assert (plan.choice.strategy, names) == ("elastic", ["elastic-probe"])
+    other = plan.candidates[-1]
+    assert (other.strategy, other.considered) == ("backprop", False) and "elastic fits" in other.reasons[0]
+    plan, names = measured(large)
+    assert (plan.choice.strategy, names) == ("backprop", ["elastic-probe", "backprop-probe"])
+    assert measured(small, compares=True)[1] == measured(small, aim="time")[1] == ["backprop-probe", "elastic-probe"]
 
 
 def test_what_is_left_out_has_a_row_but_no_say():

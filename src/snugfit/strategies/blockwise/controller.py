@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor, nn
 
+from snugfit import _meta_device
 from snugfit._chain import UnitStore, load_into, release
 from snugfit._core.options import CacheDtype
 from snugfit._core.plan import Phase
@@ -28,7 +29,6 @@ from snugfit._upstream import to_channels_last
 from snugfit.errors import CheckpointError
 from snugfit.local import LocalLoss
 from snugfit.local.assignment import HeadLoss, Layout
-from snugfit.memory import meta
 from snugfit.profiling import META_PASS_BYTES
 from snugfit.strategies.blockwise.blocks import RECOMPUTED_CHUNK
 from snugfit.strategies.blockwise.config import BlockwiseSettings
@@ -351,7 +351,7 @@ class Controller:
             return phase
         with run.limit.allow_address_space(META_PASS_BYTES):
             tested = exit_costs(self._exit_layout(), index)
-            meta.forget()
+            _meta_device.forget()
         most, needed = (
             bytes_of_test(in_memory(each, run.profile, run.device.type), phase.batch_size) for each in (layers, tested)
         )

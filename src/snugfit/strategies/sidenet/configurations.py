@@ -205,10 +205,8 @@ class LowerBounds:
         if headroom == float("inf"):
             return True
         headroom -= 0 if lines else self.probes[variant].growth_bytes
-        if self.smallest_batch_bytes(self.smallest) > headroom:
-            return variant == self.smallest
         if not self._smallest_batch_fits(variant, headroom):
-            return False
+            return variant == self.smallest and self.smallest_batch_bytes(variant) > headroom
         holds = any(hold for _, hold in self.probes)
         return variant[1] or not holds or self.full_batch_bytes(variant) <= headroom
 

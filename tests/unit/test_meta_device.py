@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from snugfit import _meta_device as meta
+from snugfit._chain.propagation import node_shapes, run_on_meta
 from snugfit.lean import use_lean
-from snugfit.memory import meta
 from snugfit.memory.tensors import tensor_peak_bytes
 
 
@@ -139,3 +141,20 @@ def test_no_more_is_remembered_than_so_much(monkeypatch):
     for size in range(20):
         meta.run(torch.ops.aten.relu.default, (torch.empty(size, device="meta"),), {})
         assert len(meta._known) <= 5
+
+
+def test_shapes_and_changes_of_the_input_are_the_same_from_the_cache():
+    changing, keeping = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 4, 3)), nn.Sequential(nn.Conv2d(3, 4, 3))
+    for _ in range(2):
+        assert [run_on_meta(each, (3, 8, 8), training=False)[1] for each in (changing, keeping)] == [True, False]
+    traced = fx.symbolic_trace(Net().eval())
+    fresh = node_shapes(traced, (3, 8, 8))
+    before = len(meta._known)
+    assert node_shapes(traced, (3, 8, 8)) == fresh and len(meta._known) == before > 0
+    real = {node.name: shape for node, shape in fresh.items()}
+    record = ShapeProp(traced)
+    record.propagate(torch.randn(2, 3, 8, 8))
+    for node in traced.graph.nodes:
+        known = node.meta.get("tensor_meta")
+        if hasattr(known, "shape"):
+            assert real[node.name] == tuple(known.shape), node
