@@ -109,6 +109,11 @@ def test_own_loop_with_tiling(tmp_path):
         assert tiles < whole / 3
 
 
+def test_ray_train(tmp_path):
+    pytest.importorskip("ray")
+    assert "trained by 2 workers: True" in run_example("ray_train", tmp_path)
+
+
 def test_every_example_is_run_and_short():
     tested = {name.removeprefix("test_") for name in globals()}
     tested |= {"lightning_with_budget", "huggingface_with_budget"}

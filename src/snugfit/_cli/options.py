@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from snugfit._core.option_groups import (
     Trained,
     TrainingOptions,
 )
-from snugfit._core.options import Common, Count
+from snugfit._core.options import Common, Count, Text
 from snugfit._core.record import SCHEMA, TRIAL_STEPS
 from snugfit._core.request import Request, StrategyOptions
 from snugfit.errors import UsageError
@@ -86,6 +87,7 @@ class OutputOptions:
             print(text)
 
 
+Image = Annotated[str, Text("a container image like registry.org/me/snugfit:1", re.compile(r"\w[\w./:@-]*").fullmatch)]
 PAPERS = Group("Figures of the papers", sort_key=8)
 
 
@@ -122,12 +124,28 @@ class PlanOptions:
         compare: run one short trial of each strategy that fits, in its own process and inside the budget, and print
             its predictions and measurements.
         compare_steps: effective batches of each trial; 4 by default.
+        sbatch: print a batch script for Slurm, with the memory, cores and time that the chosen strategy needs.
+        kubernetes: container image that has snugfit: print a manifest for Kubernetes that trains in it, with the
+            memory, cores and time that the chosen strategy needs. Several processes take Kubeflow Trainer.
     """
 
     compare: Annotated[bool, Parameter(negative=""), Common("", "also try each strategy that fits for a few steps")] = (
         False
     )
     compare_steps: Count | None = None
+    sbatch: Annotated[bool, Parameter(negative=""), Common("", "print the job as a batch script for Slurm")] = False
+    kubernetes: Annotated[Image | None, Common("IMAGE", "print the job as a manifest for Kubernetes")] = None
+
+    def require_one_result(self, *, as_json: bool) -> None:
+        """Check that one thing at most is printed on stdout.
+
+        Raises:
+            UsageError: several are asked for.
+        """
+        given = {"--sbatch": self.sbatch, "--kubernetes": self.kubernetes is not None, "--json": as_json}
+        flags = [flag for flag, is_given in given.items() if is_given]
+        if len(flags) > 1:
+            raise UsageError(f"{' and '.join(flags)} both print on stdout; give one of them.")
 
     def steps(self) -> int:
         """Steps of each trial; 0 without trials.

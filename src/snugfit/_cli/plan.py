@@ -28,22 +28,30 @@ def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, ou
     snugfit plan --model vgg16 --data digits --memory 100MB
     snugfit plan --model vgg16 --data digits --memory 300MB --aim memory --compare
     snugfit plan --model resnet18 --input-shape 3x32x32 --classes 100
+    snugfit plan --model vgg16 --data digits --memory 100MB --sbatch > job.sh
     ```
 
     Args:
         flags: the options of the run.
-        trials: short real runs.
+        trials: short real runs, and the choice as a job of a cluster.
         output: what is shown.
     """
     request, steps = flags.request(), trials.steps()
+    trials.require_one_result(as_json=output.json)
     if steps:
         request.budget.check_trials()
     require_places(request.machine.out, request.machine.cache_dir)
     found = _planned(request, steps, output) if steps else _cached_or_planned(request, output)
+    from snugfit._report.cluster_jobs import kubernetes_manifest, sbatch_script
     from snugfit._report.tables import print_comparison, print_plan
 
-    print_plan(Plan.from_json(found["plan"]))
+    answer = Plan.from_json(found["plan"])
+    print_plan(answer)
     if found["infeasible"] is None:
+        if trials.sbatch:
+            print(sbatch_script(answer))
+        if trials.kubernetes:
+            print(kubernetes_manifest(answer, trials.kubernetes))
         if steps:
             print_comparison([from_data(Trial, each) for each in found["comparison"]])
         if output.json:

@@ -17,6 +17,7 @@ from snugfit._cli.plan import planned
 from snugfit._cli.retries import plan_again
 from snugfit._core.documents import read_data
 from snugfit._core.known import require_data
+from snugfit._core.launchers import name_process
 from snugfit._core.options import Common
 from snugfit._core.request import Request
 from snugfit._storage.outputs import require_folder, require_places
@@ -46,6 +47,7 @@ def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: Outp
         resume: continue the run in this folder, with the options that it was started with.
         output: what is shown.
     """
+    name_process(os.environ)
     record = _resumed(resume, flags, output) if resume else _started(_new_request(flags), output)
     if "run_dir" not in record:  # a process that has served another one's run
         return

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
-from snugfit._training.launch.store import connect, host_store, sealed_set, within
+from snugfit._training.launch.store import await_name, connect, host_store, sealed_set, within
 from snugfit._training.launch.world import World
 from snugfit.errors import SnugfitError, UsageError, WorkerLostError
 
@@ -32,6 +32,7 @@ def join(here: World, timeout_seconds: float | None = None, *, device: str = "cp
         UsageError: this build of torch lacks the requested transport.
     """
     limit = here.timeout_seconds if timeout_seconds is None else timeout_seconds
+    await_name(here.addr, here.join_seconds)
     _use_interface(here.addr)
     hosted = host_store(here)
     store = connect(here, here.join_seconds)

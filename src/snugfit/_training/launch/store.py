@@ -10,6 +10,7 @@ import hmac
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
@@ -20,6 +21,7 @@ from snugfit._training.launch.world import World
 from snugfit.errors import SnugfitError, WorkerLostError
 
 T = TypeVar("T")
+_POLL_SECONDS = 0.5
 
 
 def seal(secret: str, key: str, text: str) -> str:
@@ -52,6 +54,17 @@ def host_store(here: World) -> TCPStore | None:
     if not here.is_gateway or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return None
     return serve(here.addr, here.port)
+
+
+def await_name(address: str, seconds: float) -> None:
+    """Wait so many seconds at most until a host's name is known: Kubernetes starts a host before its name spreads."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            socket.getaddrinfo(address, None)
+            return
+        except socket.gaierror:
+            time.sleep(_POLL_SECONDS)
 
 
 def _listen(address: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""The identity of this process among those that torchrun started."""
+"""The identity of this process among those that torchrun, or another launcher, started."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from snugfit._core.amounts import parse_seconds
 from snugfit._core.hardware import cores
+from snugfit._core.launchers import JOB_VARIABLE
 from snugfit.errors import UsageError
 
 GATEWAY = 0
@@ -79,7 +80,7 @@ def world(given: Mapping[str, str] = os.environ) -> World | None:
         addr=given["MASTER_ADDR"],
         port=_number(given, "MASTER_PORT"),
         max_restarts=_number(given, "TORCHELASTIC_MAX_RESTARTS"),
-        run_id=given.get("TORCHELASTIC_RUN_ID", ""),
+        run_id=given.get("TORCHELASTIC_RUN_ID") or given.get(JOB_VARIABLE, ""),
         timeout_seconds=parse_seconds(given.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT)),
         join_seconds=parse_seconds(given.get(JOIN_VARIABLE, DEFAULT_JOIN)),
         threads=_threads(given),

@@ -10,7 +10,7 @@ import pytest
 from snugfit._core.hardware import cores
 from snugfit._training.launch import World, join, share_of_threads, world
 from snugfit._training.launch.group import interface_towards, own_address, unique_names
-from snugfit._training.launch.store import serve, within
+from snugfit._training.launch.store import await_name, serve, within
 from snugfit.errors import SnugfitError, UsageError, WorkerLostError
 
 TORCHRUN = {
@@ -103,6 +103,22 @@ def test_the_store_listens_on_the_gateways_address_alone():
     assert [each.ip for each in listening if each.port == store.port] == ["127.0.0.1"]
     with pytest.raises(SnugfitError, match=f"cannot listen on 127.0.0.1 port {store.port}"):
         serve("127.0.0.1", store.port)
+
+
+def test_a_name_that_has_not_spread_yet_is_waited_for(monkeypatch):
+    asked = []
+
+    def unknown_twice(name, port):
+        asked.append(name)
+        if len(asked) < 3:
+            raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown_twice)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    await_name("job-node-0-0.job", 60.0)
+    assert asked == ["job-node-0-0.job"] * 3
+    await_name("job-node-0-0.job", 0.0)
+    assert len(asked) == 3, "no time is left"
 
 
 def test_a_process_that_never_comes_is_named(monkeypatch):
