@@ -133,8 +133,8 @@ class PlanOptions:
         False
     )
     compare_steps: Count | None = None
-    sbatch: Annotated[bool, Parameter(negative=""), Common("", "print the job as a batch script for Slurm")] = False
-    kubernetes: Annotated[Image | None, Common("IMAGE", "print the job as a manifest for Kubernetes")] = None
+    sbatch: Annotated[bool, Parameter(negative="")] = False
+    kubernetes: Image | None = None
 
     def require_one_result(self, *, as_json: bool) -> None:
         """Check that one thing at most is printed on stdout.

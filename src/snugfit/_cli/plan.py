@@ -28,7 +28,6 @@ def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, ou
     snugfit plan --model vgg16 --data digits --memory 100MB
     snugfit plan --model vgg16 --data digits --memory 300MB --aim memory --compare
     snugfit plan --model resnet18 --input-shape 3x32x32 --classes 100
-    snugfit plan --model vgg16 --data digits --memory 100MB --sbatch > job.sh
     ```
 
     Args:
