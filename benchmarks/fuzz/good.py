@@ -39,6 +39,21 @@ def _folder(root: Path) -> None:
             _image(root / name / f"{index}.{suffix}", label)
 
 
+def _labels(root: Path) -> None:
+    labels = ("ants", "bees", "ants;bees", "", "bees", "ants")
+    for index in range(len(labels)):
+        _image(root / "photos" / f"{index}.jpg", index)
+    lines = [f"photos/{index}.jpg,{each}" for index, each in enumerate(labels)]
+    _text(root / "labels.csv", "\n".join(["file,labels", *lines, ""]))
+
+
+def _labels_columns(root: Path) -> None:
+    for part in ("train", "val", "test"):
+        for index in range(3):
+            _image(root / part / f"{index}.png", index)
+        _text(root / part / "labels.csv", "file,ants,bees\n0.png,1,0\n1.png,1,1\n2.png,0,0\n")
+
+
 def _images(root: Path) -> None:
     root.mkdir(parents=True)
     exif = Image.Exif()
@@ -189,6 +204,8 @@ def _flowers(root: Path) -> None:
 
 GOOD: dict[str, Callable[[Path], None]] = {
     "folder": _folder,
+    "labels": _labels,
+    "labels-columns": _labels_columns,
     "images": _images,
     "yolo": _yolo,
     "yolo-lists": _yolo_lists,

@@ -12,6 +12,7 @@ import numpy as np
 from benchmarks.fuzz import run_readers
 from snugfit._data import Decoder, Splits, load, load_boxed, super_classes, upright_size
 from snugfit._data.decode import check_headers
+from snugfit._data.labels_file import load_labelled
 from snugfit.errors import DataError
 
 _SIZE = 8
@@ -30,7 +31,8 @@ def _read_splits(splits: Splits) -> None:
         assert images.shape == (count, channels, side, side), images.shape
         assert str(images.dtype) == "torch.uint8", images.dtype
         assert len(part.labels) == len(part)
-        assert 0 <= part.labels.min() <= part.labels.max() < len(splits.class_names)
+        most = 2 if part.has_several_labels else len(splits.class_names)
+        assert 0 <= part.labels.min() <= part.labels.max() < most
     splits.close()
 
 
@@ -43,6 +45,10 @@ def _named(name: str) -> Callable[[Path], None]:
 
 def _folder(root: Path) -> None:
     _read_splits(load(f"folder:{root}", image_size=_SIZE, val_fraction=0.3, workers=0))
+
+
+def _labels(root: Path) -> None:
+    _read_splits(load_labelled(str(root), image_size=_SIZE, val_fraction=0.3, workers=0))
 
 
 def _boxed(below: str = "") -> Callable[[Path], None]:
@@ -77,6 +83,8 @@ def _cifar100(root: Path) -> None:
 
 READERS: dict[str, Callable[[Path], object]] = {
     "folder": _folder,
+    "labels": _labels,
+    "labels-columns": _labels,
     "images": _images,
     "yolo": _boxed(),
     "yolo-lists": _boxed("data.yaml"),

@@ -17,7 +17,7 @@ from snugfit._core.option_groups import FROM_PYTHON, BudgetOptions, Trained
 from snugfit._core.options import Count, checked
 from snugfit._core.record import TRIAL_STEPS, Trial
 from snugfit._core.request import Request
-from snugfit._engine.builder import own_splits
+from snugfit._engine.builder import for_data, own_splits
 from snugfit._engine.distributed import commands_of_run
 from snugfit._engine.planning import Extent, Planned, make_plan
 from snugfit._engine.running import execute
@@ -177,6 +177,7 @@ def plan(
     check_foreign_options(request)
     require_places(request.machine.out, request.machine.cache_dir)
     splits, module = own_splits(data, request), None
+    request = for_data(request, splits)
     if not isinstance(model, str):
         module, model = model, FROM_PYTHON
     request = replace(request, model=replace(request.model, model=model))

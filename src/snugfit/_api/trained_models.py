@@ -57,7 +57,8 @@ def evaluate(
 
     Returns:
         ``split``, ``accuracy`` and ``top5`` in [0, 1], ``count``, ``per_class`` accuracies by name, ``confusion``. Of a
-        model that detects, ``map50`` (which is ``accuracy`` too) and ``per_class`` average precisions instead.
+        model that detects, ``map50`` (which is ``accuracy`` too) and ``per_class`` average precisions instead; of one
+        that gives several labels, ``map`` and ``per_class``.
 
     Raises:
         DataError: the data has no such split, or other classes.
@@ -73,7 +74,7 @@ def predict(
     top: int | None = None,
     model: nn.Module | Callable[[], nn.Module] | None = None,
 ) -> Iterator[tuple[Any, ...]]:
-    """Classify an image, or every image below a folder; or find the objects in it with a model that detects.
+    """Classify an image, or every image below a folder; give it labels, or find the objects in it.
 
     >>> import snugfit
     >>> for path, name, probability in snugfit.predict("runs/first", "photos"):
@@ -85,7 +86,8 @@ def predict(
     Args:
         run: run folder.
         images: file or folder.
-        top: how many classes to give for each image, 1 by default; or the most boxes, all by default.
+        top: how many classes to give for each image, 1 by default; of several labels by default all with a probability
+            of at least 0.5; or the most boxes, all by default.
         model: the module that was trained, if it was passed from Python.
 
     Yields:

@@ -15,6 +15,7 @@ from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._cli.output import FailedError, explain, note, unreported
 from snugfit._core.option_groups import ExportFormat, Split
 from snugfit._core.options import Count, Workers
+from snugfit._core.record import PRECISIONS
 from snugfit._core.serial import to_data
 from snugfit._storage.outputs import require_file, require_folder, whole_file
 from snugfit._storage.run_folder import Verification
@@ -35,7 +36,7 @@ def evaluate(
     threads: Workers | None = None,
     output: OutputOptions = SHOW_ALL,
 ) -> None:
-    """Measure the accuracy of a finished run's model, or mAP50 if it detects objects.
+    """Measure the accuracy of a finished run's model; mAP of several labels, or mAP50 if it detects objects.
 
     For example:
 
@@ -62,8 +63,8 @@ def evaluate(
 
 def summary(result: dict[str, Any]) -> list[str]:
     """Lines like ``accuracy  91.3 %``, then one line per class."""
-    names = ("map50",) if "map50" in result else ("accuracy", "top5")
-    lines = [f"{'mAP50' if name == 'map50' else name:8}  {_percent(result.get(name))}" for name in names]
+    names = {key: name for key, name in PRECISIONS.items() if key in result} or {"accuracy": "accuracy", "top5": "top5"}
+    lines = [f"{name:8}  {_percent(result.get(key))}" for key, name in names.items()]
     lines.append(f"images    {result.get('count', '-')}")
     classes = result.get("per_class") or {}
     width = max((len(str(name)) for name in classes), default=0)
@@ -98,7 +99,8 @@ def predict(
         run: folder of a finished run, as printed by `snugfit train`.
         folder: folder of images, or one image.
         out: CSV file to write, whose path is then printed; stdout by default.
-        top: classes per image, the likeliest first, by default 1; or the most objects, by default all.
+        top: classes per image, the likeliest first, by default 1 (of several labels all that are likelier than not); or
+            the most objects, by default all.
         threads: compute threads; all cores by default, or OMP_NUM_THREADS.
         output: what is shown.
     """

@@ -8,6 +8,8 @@ from typing import Any
 from snugfit._core.serial import from_data, to_data
 
 SCHEMA = 1
+PRECISIONS = {"map": "mAP", "map50": "mAP50"}
+"""Measures of a model that does more than name one class, by their keys beside accuracies."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class ExitRecord:
 
 @dataclass(frozen=True)
 class KeptEpoch:
-    """The epoch (from 0) whose weights are kept, and its validation accuracy, or mAP50, if there were images for it."""
+    """The epoch (from 0) whose weights are kept, and its validation accuracy, mAP or mAP50, if it was measured."""
 
     epoch: int
     val_accuracy: float | None = None
@@ -105,8 +107,9 @@ class Record:
         measured: ``peak_bytes``, ``peak_metric``, ``total_memory_bytes`` (None if unknown), ``tensor_peak_bytes``,
             ``seconds``, ``storage_bytes``, ``energy_joules`` (None if no counter is readable), ``missed_phases`` (names
             of the phases whose peak lies above their own prediction, even if that of the whole run holds).
-        accuracy: ``val``, ``test``, ``test_top5`` in [0, 1]; None without such a split. For detection, ``val`` and
-            ``test`` are mAP50, and ``map50`` is that of the test split, or else of validation.
+        accuracy: ``val``, ``test``, ``test_top5`` in [0, 1]; None without such a split. For several labels ``val`` and
+            ``test`` are mAP, and for detection mAP50; ``map`` or ``map50`` is that of the test split, or else of
+            validation.
         parameters: ``full`` and ``trained_model``.
         exit: ``unit``, ``index``, ``of``; None when the whole network was trained.
         kept: the epoch whose weights the model has, and which accuracies are measured with; None where each block keeps

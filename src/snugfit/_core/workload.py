@@ -18,7 +18,7 @@ LossName = Literal["cross-entropy", "focal", "python"]
 """``python`` is a function that was passed from Python."""
 Keep = Literal["best", "last"]
 Precision = Literal["float32", "bfloat16"]
-TaskName = Literal["classify", "detect"]
+TaskName = Literal["classify", "multi-label", "detect"]
 _STATE_SHARES: dict[OptimizerState, float] = {"float32": 1, "bfloat16": 1 / 2, "int8": (1 + 4 / 256) / 4}
 """Bytes of a kept value, with its share of a scale, per byte in float32."""
 BATCH_SIZE = 128
@@ -123,12 +123,12 @@ class Workload:
         pretrained: whether training starts from pre-trained weights.
         mixed: whether the images of a step are mixed, so that targets are probabilities of classes.
         seed: seed of initialisation, shuffling and augmentation.
-        task: prediction for an image: its class, or boxes of objects.
+        task: prediction for an image: its class, whether it has each class, or boxes of objects.
         anchors: widths and heights of anchor boxes, as fractions of the image's sides.
         most_boxes: most boxes of an image; targets of a batch are padded to it.
         label_smoothing: share of each target that cross entropies spread evenly over all classes.
         class_weights: weight of each class in the network's cross entropy; empty if all count the same.
-        loss: the network's loss to classify.
+        loss: the network's loss to classify; of several labels the binary one of this name.
         focal_gamma: exponent of the focal loss.
         clip_norm: largest norm of all gradients of a step together, to which they are scaled; None without clipping.
     """

@@ -9,6 +9,7 @@ import torch
 
 from snugfit._core.parts import epoch_parts
 from snugfit._data.mixing import Mixing
+from snugfit._data.multi_label import targets_of
 from snugfit._data.sets import ImageSet
 from snugfit._data.transform import Transform
 from snugfit.errors import UsageError
@@ -33,7 +34,7 @@ class Batches:
 
     @property
     def labels(self) -> np.ndarray:
-        """Labels in stored order, (N,) int64."""
+        """Labels in stored order, (N,) int64 or (N, classes) uint8."""
         return self.image_set.labels
 
     def steps(self, batch_size: int) -> int:
@@ -49,7 +50,8 @@ class Batches:
         these nor on the batch size. The last, incomplete batch is dropped. Without ``mixed``, no images are mixed.
 
         Yields:
-            images, float32 (B, C, H, W) channels-last, and labels, (B,) int64; mixed ones are (B, classes) float32.
+            images, float32 (B, C, H, W) channels-last, and labels, (B,) int64; mixed ones, and several labels of an
+            image, are (B, classes) float32.
         """
         _check(batch_size, start_step)
         order = np.random.default_rng((self.seed & 0xFFFFFFFF, _ORDER, epoch)).permutation(len(self))
@@ -76,13 +78,15 @@ class Batches:
         mix = mixing.draw((self.seed & 0xFFFFFFFF, _MIX, epoch, step), *images.shape[2:])
         mix.images(images, before)
         labels = self.image_set.labels
-        return mix.targets(torch.from_numpy(labels[order[rows]]), int(labels[order[previous]]), mixing.classes)
+        own, other = (targets_of(labels[order[each]]) for each in (rows, [previous]))
+        return mix.targets(own, other, mixing.classes)
 
     def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Every image once, in stored order; with a ``view`` augmented, if augmentation is on, always in the same way.
 
         Yields:
-            images, float32 (B, C, H, W) channels-last, and labels, (B,) int64; the last batch may be smaller.
+            images, float32 (B, C, H, W) channels-last, and labels, (B,) int64 or (B, classes) float32; the last batch
+            may be smaller.
         """
         _check(batch_size, 0)
         for first in range(0, len(self), batch_size):
@@ -93,7 +97,7 @@ class Batches:
         self, indices: np.ndarray, seed: tuple[int, ...], start: int, augment: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         images = self.transform(self.image_set.images(indices), augment, seed, start)
-        return images, torch.from_numpy(self.image_set.labels[indices])
+        return images, targets_of(self.image_set.labels[indices])
 
 
 def _check(batch_size: int, start_step: int) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from snugfit._data.multi_label import class_counts
+
 FEW_IMAGES = 100
 """Training images of a class below which a notice says that they are few."""
 FEW_PRETRAINED = 20
@@ -17,9 +19,9 @@ UNBALANCED = 5
 def class_notes(
     labels: np.ndarray, names: Sequence[str], *, weighted: bool = False, pretrained: bool = False
 ) -> list[str]:
-    """Notices about training labels (N,) of classes with these names; none on balance if classes are ``weighted``."""
+    """Notices about training labels (N,) or (N, classes); none on balance if classes are ``weighted``."""
     enough = FEW_PRETRAINED if pretrained else FEW_IMAGES
-    counts = np.bincount(labels, minlength=len(names))
+    counts = class_counts(labels, len(names))
     least, most = int(counts.argmin()), int(counts.argmax())
     smallest, largest = int(counts[least]), int(counts[most])
     notes = []

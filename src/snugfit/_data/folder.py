@@ -15,9 +15,9 @@ from snugfit._data.files import FileNames, below, check_disjoint, check_regular,
 from snugfit._data.sets import ImageSet, Parts
 from snugfit.errors import DataError
 
-_VALIDATION = ("val", "valid", "validation")
+VALIDATION = ("val", "valid", "validation")
 _SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
-_CHECKED_FILES = 20_000
+CHECKED_FILES = 20_000
 _IMAGENETTE_NAMES = {
     "n01440764": "tench",
     "n02102040": "English springer",
@@ -91,13 +91,13 @@ def _class_images(folder: Path, class_names: Sequence[str], decoder: Decoder, li
         if len(files) == before:
             raise DataError(f"the class folder {folder / name} holds no jpg, png or webp images. Fill or remove it.")
         counts.append(len(files) - before)
-    if len(files) <= _CHECKED_FILES:
+    if len(files) <= CHECKED_FILES:
         check_headers(files[index] for index in range(len(files)))
     return FileImages(files, np.repeat(np.arange(len(counts), dtype=np.int64), counts), decoder)
 
 
 def _part(root: Path, part: str) -> Path | None:
-    names = _VALIDATION if part == "val" else (part,)
+    names = VALIDATION if part == "val" else (part,)
     return next((root / name for name in names if _holds_folders(root / name)), None)
 
 

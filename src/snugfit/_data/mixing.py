@@ -41,11 +41,11 @@ class Mix:
             top, bottom, left, right = self.box
             image[:, top:bottom, left:right] = partner[:, top:bottom, left:right]
 
-    def targets(self, labels: torch.Tensor, before: int, classes: int) -> torch.Tensor:
-        """Probabilities (B, classes), float32, of labels (B,), the first of which follows a label ``before``."""
-        partners = torch.cat([labels.new_tensor([before]), labels[:-1]])
-        own, other = (F.one_hot(each, classes).float() for each in (labels, partners))
-        return own.mul_(self.share).add_(other, alpha=1 - self.share)
+    def targets(self, labels: torch.Tensor, before: torch.Tensor, classes: int) -> torch.Tensor:
+        """Probabilities (B, classes) of labels (B,), or (B, classes) float32; the first follows ``before`` (1, ...)."""
+        partners = torch.cat([before, labels[:-1]])
+        own, other = (each if each.dim() > 1 else F.one_hot(each, classes).float() for each in (labels, partners))
+        return own.mul(self.share).add_(other, alpha=1 - self.share)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ class PreparedImages(ImageSet):
 
     Attributes:
         sample: the image, float (C, H, W), and the label of an item.
-        labels: (N,) int64.
+        labels: (N,) int64, or (N, classes) uint8.
         shape: (C, H, W) of every image.
     """
 

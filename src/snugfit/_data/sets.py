@@ -32,7 +32,7 @@ class ImageSet(ABC):
     """Labelled images on disk, or owned by the caller; never a float copy of a data set.
 
     Attributes:
-        labels: class of each image, (N,) int64.
+        labels: class of each image, (N,) int64; or whether it has each, (N, classes) uint8 of 0 and 1.
         has_boxes: whether images have boxes besides.
     """
 
@@ -42,6 +42,11 @@ class ImageSet(ABC):
     def __len__(self) -> int:
         """Number of images, N."""
         return len(self.labels)
+
+    @property
+    def has_several_labels(self) -> bool:
+        """Whether labels tell of each class whether an image has it."""
+        return self.labels.ndim > 1
 
     @abstractmethod
     def images(self, indices: np.ndarray) -> torch.Tensor:

@@ -23,7 +23,7 @@ class PackedInputs(ImageSet):
 
     Attributes:
         sample: the inputs and the label of an item.
-        labels: (N,) int64.
+        labels: (N,) int64, or (N, classes) uint8.
         inputs: those of every item.
     """
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from snugfit._core.amounts import Sides, parse_sides
 from snugfit._core.options import ImageSize, checked
+from snugfit._data.multi_label import strata
 from snugfit._data.sets import ImageSet, Parts, Splits, Subset
 from snugfit.errors import DataError, UsageError
 
@@ -129,7 +130,9 @@ def _divide(parts: Parts, val_fraction: float, seed: int) -> tuple[ImageSet, Ima
     if parts.val is not None:
         return parts.train, parts.val, parts.test
     fractions = [val_fraction] if parts.test is not None else [val_fraction, val_fraction]
-    indices = stratified(parts.train.labels, fractions, seed, parts.class_names)
+    groups = strata(parts.train.labels, len(fractions) + 1)
+    names = () if parts.train.has_several_labels else parts.class_names
+    indices = stratified(groups, fractions, seed, names)
     train, val, *rest = (Subset(parts.train, chosen) for chosen in indices)
     return train, val, rest[0] if rest else parts.test
 
@@ -137,4 +140,4 @@ def _divide(parts: Parts, val_fraction: float, seed: int) -> tuple[ImageSet, Ima
 def _limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
     if limit is None or limit >= len(images):
         return images
-    return Subset(images, balanced(images.labels, limit, seed))
+    return Subset(images, balanced(strata(images.labels), limit, seed))

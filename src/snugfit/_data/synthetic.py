@@ -18,8 +18,9 @@ VAL_SHARE = 10
 class NoiseImages(ImageSet):
     """Noise, made when it is read; classes have equally many images, but for one. Only labels are stored."""
 
-    def __init__(self, count: int, classes: int, shape: tuple[int, int, int]) -> None:
-        self.labels = np.arange(count, dtype=np.int64) % classes
+    def __init__(self, count: int, classes: int, shape: tuple[int, int, int], *, several: bool = False) -> None:
+        labels = np.arange(count, dtype=np.int64) % classes
+        self.labels = np.eye(classes, dtype=np.uint8)[labels] if several else labels
         self._shape = shape
 
     def images(self, indices: np.ndarray) -> torch.Tensor:
@@ -38,6 +39,7 @@ def synthetic_splits(options: DataOptions) -> Splits:
     check_class_count(classes, SYNTHETIC)
     train = options.max_train or TRAIN_COUNT
     val = options.max_val or max(1, train // VAL_SHARE)
-    first, second, third = (NoiseImages(count, classes, shape) for count in (train, val, val))
+    several = options.task == "multi-label"
+    first, second, third = (NoiseImages(count, classes, shape, several=several) for count in (train, val, val))
     names, half = tuple(map(str, range(classes))), (0.5,) * shape[0]
     return Splits(SYNTHETIC, names, shape, first, second, third, mean=half, std=half, flip=True)

@@ -19,6 +19,7 @@ from snugfit._core.amounts import Sides, height_and_width
 from snugfit._core.inputs import packed_shape
 from snugfit._core.options import from_keywords
 from snugfit._data.decode import fitted, reading
+from snugfit._data.multi_label import is_vector, label_vectors
 from snugfit._data.prepared import PreparedImages, prepared_shape
 from snugfit._data.sets import ImageSet, Parts, Splits, check_class_count, check_labels, resized
 from snugfit._data.several_inputs import PackedInputs, inputs_of, takes_several
@@ -49,7 +50,7 @@ class DatasetImages(ImageSet):
 
     Attributes:
         dataset: yields (image, label); the image is float in [0, 1] or uint8, (C, H, W), or a PIL image.
-        labels: (N,) int64.
+        labels: (N,) int64, or (N, classes) uint8.
         size: height and width.
         resize: bring images of another size to ``size`` instead of refusing them.
         normalisation: of float images, which is undone.
@@ -127,6 +128,8 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
     keys ``inputs`` names; those of dictionaries are keywords of its forward pass. Inputs are tensors, arrays or numbers
     of one shape and type each, which are used as they are; floats become float32.
 
+    A label is the number of a class, or a vector with a 0 or 1 for each class, if an image may have several or none;
+    a network then ends in a logit for each class, and is trained by binary cross entropy (``--task multi-label``).
     Labels come from ``targets`` or ``labels`` if a data set has them; otherwise every item is read once. Splits that
     are missing are made from ``train``: ``val_fraction`` of its images each, stratified and determined by ``seed``.
 
@@ -179,7 +182,7 @@ def _loader_notes(sources: Mapping[str, Any]) -> tuple[str, ...]:
 def _prepared(
     given: dict[str, Any], first: Any, labels: dict[str, np.ndarray], names: tuple[str, ...], chosen: DatasetOptions
 ) -> Splits:
-    """Splits of images, or of several inputs, that are used as they are; ``labels`` are (N,) each."""
+    """Splits of images, or of several inputs, that are used as they are; ``labels`` are (N, ...) each."""
     several = takes_several(first)
     for option in ("image_size", "mean", "std", "flip"):
         if getattr(chosen, option):
@@ -206,7 +209,9 @@ def _keys(inputs: Sequence[str]) -> tuple[str, ...]:
 
 
 def _class_names(labels: dict[str, np.ndarray], named: Sequence[str] | None) -> tuple[str, ...]:
-    """Names by label; there is one for every label in ``labels``, each (N,) int64."""
+    """Names by label; there is one for every label in ``labels``, each (N,) int64, or (N, classes) uint8."""
+    if any(values.ndim > 1 for values in labels.values()):
+        return _names_of_vectors(labels, named)
     count = len(named) if named else max(int(values.max()) for values in labels.values()) + 1
     check_class_count(count, "the data set")
     if count < 2:
@@ -214,6 +219,21 @@ def _class_names(labels: dict[str, np.ndarray], named: Sequence[str] | None) -> 
     for key, values in labels.items():
         check_labels(values, count, f"the {key} data set")
     return tuple(named or (str(label) for label in range(count)))
+
+
+def _names_of_vectors(labels: dict[str, np.ndarray], named: Sequence[str] | None) -> tuple[str, ...]:
+    """Names by place in the vectors of ``labels``, each (N, classes) uint8."""
+    shapes = {key: values.shape[1:] for key, values in labels.items()}
+    (count, *_), *others = shapes["train"] or (0,), *shapes.values()
+    if any(shape != (count,) for shape in others):
+        known = ", ".join(
+            f"{key} {'vectors of ' + str(*shape) if shape else 'integers'}" for key, shape in shapes.items()
+        )
+        raise DataError(f"the splits have different labels: {known}. Give vectors of one length, or integers, in all.")
+    check_class_count(count, "the data set")
+    if named and len(named) != count:
+        raise DataError(f"there are {len(named)} class names, but labels are vectors of {count}; give one for each.")
+    return tuple(named or map(str, range(count)))
 
 
 def _map_style(dataset: Any, name: str) -> Any:
@@ -270,10 +290,12 @@ def _within(image: torch.Tensor, slack: float) -> bool:
 
 
 def labels_of(dataset: Any, name: str = "train", keys: tuple[str, ...] = ()) -> np.ndarray:
-    """Labels of a map-style data set, (N,) int64, without reading images if possible; ``keys`` are those of inputs.
+    """Labels of a map-style data set, (N,) int64, or (N, classes) uint8 if each is a vector of 0 and 1.
+
+    Images are not read if that is possible; ``keys`` are those of inputs.
 
     Raises:
-        DataError: the data set is empty or a label is not an integer.
+        DataError: the data set is empty, or a label is neither an integer nor such a vector, unlike others.
     """
     if not len(dataset):
         raise DataError(f"the {name} data set is empty.")
@@ -283,6 +305,8 @@ def labels_of(dataset: Any, name: str = "train", keys: tuple[str, ...] = ()) -> 
     listed = _listed_labels(dataset)
     if listed is None:
         listed = [_sample(dataset, index, keys)[1] for index in range(len(dataset))]
+    if is_vector(next(iter(listed))):
+        return label_vectors(listed, len(dataset), name)
     try:
         return np.fromiter((operator.index(label) for label in listed), np.int64, len(dataset))
     except (TypeError, ValueError) as error:

@@ -162,6 +162,13 @@ def own_splits(data: Any, request: Request) -> Splits | None:
     return from_dataset(*parts, **_division(request))
 
 
+def for_data(request: Request, splits: Splits | None) -> Request:
+    """The request with the task of data that was passed from Python; several labels need not be named."""
+    if splits is None or request.data.task != "classify" or not splits.train.has_several_labels:
+        return request
+    return replace(request, data=replace(request.data, task="multi-label"))
+
+
 def assemble(
     request: Request,
     splits: Splits | None = None,

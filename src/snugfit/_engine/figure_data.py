@@ -184,7 +184,8 @@ def projection(source: FinishedRun, unit: str | None) -> Projection:
 def heat_maps(source: FinishedRun, count: int) -> HeatMaps:
     """Grad-CAM of the class predicted, on the first images of each class in turn (LLS, Figure 4)."""
     if source.architecture.task != "classify":
-        raise UsageError("it explains the class of an image, and this model detects boxes.")
+        others = "detects boxes" if source.architecture.task == "detect" else "gives several labels"
+        raise UsageError(f"it explains the class of an image, and this model {others}.")
     images = source.images.sets[0]
     rows, names = first_of_each(images.labels, count), source.architecture.class_names
     pixels = images.images(rows)

@@ -1,4 +1,4 @@
-"""Run a trained model: on a split, for its accuracy, and on image files, for classes or boxes."""
+"""Run a trained model: on a split, for its accuracy, and on image files, for classes, labels or boxes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from snugfit import _data as datasets
 from snugfit._core.option_groups import FROM_PYTHON, DataOptions, Split
 from snugfit._core.options import checked
+from snugfit._core.record import PRECISIONS
 from snugfit._core.request import Request
 from snugfit._core.workload import TaskName
 from snugfit._data import ImageSet, Transform, image_folder
-from snugfit._data.boxed import boxed_path
 from snugfit._data.decode import Decoder, upright_size
 from snugfit._engine.loading import Architecture, ModuleOrFactory, load
 from snugfit._engine.tasks import rules_of
 from snugfit._storage.run_folder import read_data, read_record
-from snugfit._training.task import Classification, Detection, measure
+from snugfit._training.task import Classification, Detection, MultiLabel, Task, measure
 from snugfit.detection import corners, detections
 from snugfit.errors import DataError, UsageError
 
@@ -31,6 +31,9 @@ _SPLITS = ("train", "val", "test")
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _MIN_SCORE = 0.25
 """Least score of a predicted box; darknet's demonstrations take 0.24."""
+
+_LIKELY = 0.5
+"""Least probability of a predicted label."""
 
 Row = tuple[Any, ...]
 
@@ -47,7 +50,7 @@ class RunImages:
     task: TaskName = "classify"
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """All images, float32 (B, C, H, W), and labels (B,), or boxes (B, M, 5), in stored order."""
+        """All images, float32 (B, C, H, W), and labels (B,) or (B, classes), or boxes (B, M, 5), in stored order."""
         make = rules_of(self.task).batches
         return chain.from_iterable(make(images, self.transform).in_order(self.batch) for images in self.sets)
 
@@ -62,7 +65,9 @@ def run_images(
     architecture, request = Architecture.read(folder), read_data(Request, folder / "request.json")
     architecture.require_files()
     own = data is None or _is_own(data, data_dir, request.data)
-    chosen = checked("split", Split | None, split) or ("test" if own or not str(data).startswith("folder:") else "all")
+    chosen = checked("split", Split | None, split) or (
+        "test" if own or not _is_folder(str(data), architecture.task) else "all"
+    )
     name = data or request.data.name
     if name == FROM_PYTHON:
         raise UsageError("this run trained on data of your own; name a data set or folder:PATH with --data.")
@@ -84,10 +89,15 @@ def images_at_once(folder: Path) -> int:
     return min(_BATCH, phases[-1].batch_size) if phases else _BATCH
 
 
+def _is_folder(data: str, task: TaskName) -> bool:
+    """Whether the name of data is one of a folder without splits of its own; sets of boxes have them."""
+    return task == "multi-label" or data.startswith("folder:")
+
+
 def _is_own(data: str, data_dir: str | None, options: DataOptions) -> bool:
     """Whether ``data`` is what a run was trained on, in any spelling."""
-    if options.task == "detect":
-        return boxed_path(data, data_dir or options.data_dir).resolve() == Path(options.name).resolve()
+    if options.task != "classify":
+        return Path(rules_of(options.task).place(data, data_dir or options.data_dir)) == Path(options.name)
     if not data.startswith("folder:") or not options.name.startswith("folder:"):
         return data == options.name
     named = image_folder(data.removeprefix("folder:"), data_dir or options.data_dir)
@@ -125,13 +135,21 @@ def measured(
 ) -> dict[str, Any]:
     """Measure the model of a run on a split; see :func:`snugfit.evaluate`."""
     architecture, images = Architecture.read(folder), run_images(folder, data, data_dir, split)
-    names, detects = architecture.class_names, architecture.task == "detect"
-    task = Detection(len(names), architecture.anchors, 1) if detects else Classification(len(names))
+    names, task = architecture.class_names, _task(architecture)
     score = measure(task, load(folder, model), images.batches(), torch.device("cpu"))
     per_class = dict(zip(names, score.per_class, strict=True))
-    figures = {"map50": score.value} if detects else {"top5": score.top5, "confusion": score.confusion}
+    figures: dict[str, Any] = {key: score.value for key, name in PRECISIONS.items() if name == task.metric}
+    figures = figures or {"top5": score.top5, "confusion": score.confusion}
     found = {"count": score.samples, "accuracy": score.value, "per_class": per_class}
     return {"data": images.name, "split": images.split, **found, **figures}
+
+
+def _task(architecture: Architecture) -> Task:
+    """What a trained model does."""
+    classes = len(architecture.class_names)
+    if architecture.task == "detect":
+        return Detection(classes, architecture.anchors, 1)
+    return MultiLabel(classes) if architecture.task == "multi-label" else Classification(classes)
 
 
 @torch.no_grad()
@@ -170,6 +188,15 @@ def _classes(outputs: Tensor, paths: Sequence[Path], architecture: Architecture,
             yield str(path), architecture.class_names[index], value
 
 
+def _labels(outputs: Tensor, paths: Sequence[Path], architecture: Architecture, top: int | None) -> Iterator[Row]:
+    """The labels of each image that are likelier than not, or the ``top`` likeliest, from logits (B, K)."""
+    values, classes = outputs.sigmoid().sort(dim=1, descending=True)
+    for path, row, indices in zip(paths, values.tolist(), classes.tolist(), strict=True):
+        count = sum(value >= _LIKELY for value in row) if top is None else top
+        for value, index in list(zip(row, indices, strict=True))[:count]:
+            yield str(path), architecture.class_names[index], value
+
+
 def _boxes(outputs: Tensor, paths: Sequence[Path], architecture: Architecture, top: int | None) -> Iterator[Row]:
     """The boxes of each image in pixels of the upright image, the surest first, from outputs (B, A * (5 + K), H, W)."""
     for path, found in zip(paths, detections(outputs, architecture.anchors, _MIN_SCORE), strict=True):
@@ -179,7 +206,7 @@ def _boxes(outputs: Tensor, paths: Sequence[Path], architecture: Architecture, t
             yield str(path), architecture.class_names[label], score, *place
 
 
-_READERS = {"classify": _classes, "detect": _boxes}
+_READERS = {"classify": _classes, "multi-label": _labels, "detect": _boxes}
 
 
 def _decode(

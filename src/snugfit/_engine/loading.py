@@ -52,8 +52,8 @@ class Architecture:
             centre-cropped to what they leave.
         as_is: whether it was trained on tensors that a data set prepared, so that images of files cannot be.
         inputs: what it takes, if it is several inputs.
-        task: what it has learned: to ``classify`` images, or to ``detect`` objects; for that images are resized to the
-            square without cropping.
+        task: what it has learned: to ``classify`` images, to give them several labels (``multi-label``), or to
+            ``detect`` objects; for that images are resized to the square without cropping.
         anchors: widths and heights that boxes are predicted from, as fractions of the image's sides.
         strategy: the strategy that trained it; empty until training is finished.
         structure: what the strategy changed in the network, such as the exit that it was cut at.

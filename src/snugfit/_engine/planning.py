@@ -83,8 +83,8 @@ def _notes(assembly: Assembly, *, measures: bool) -> Iterator[str]:
     """What the user should know of data and network; of classes only if there is to be training."""
     splits, workload = assembly.splits, assembly.workload
     yield from splits.notes
-    if measures and workload.task == "classify" and assembly.request.data.input_shape is None:
-        weighted = bool(workload.class_weights) or workload.loss != "cross-entropy"
+    if measures and workload.task != "detect" and assembly.request.data.input_shape is None:
+        weighted = bool(workload.class_weights) or workload.loss != "cross-entropy" or workload.task != "classify"
         kinds = {"weighted": weighted, "pretrained": workload.pretrained}
         yield from class_notes(splits.train.labels, splits.class_names, **kinds)
     if assembly.request.model.weights is not None:

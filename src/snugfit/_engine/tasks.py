@@ -11,6 +11,7 @@ import numpy as np
 
 from snugfit import _data as datasets
 from snugfit._chain import Chain
+from snugfit._core.option_groups import TrainingOptions
 from snugfit._core.options import BALANCED, parse_weights
 from snugfit._core.request import Request
 from snugfit._core.workload import TaskName
@@ -38,18 +39,29 @@ class TaskRules:
 
 
 def _logits(request: Request, chain: Chain, splits: Splits) -> dict[str, Any]:
-    classes, shape = len(splits.class_names), tuple(chain.head.output_shape)
     if splits.train.has_boxes:
         raise UsageError("the data has boxes; --task detect trains on them.")
+    if splits.train.has_several_labels:
+        raise UsageError("the labels are vectors with a 0 or 1 for each class; --task multi-label trains on them.")
+    require_logits(request, chain, splits)
+    return {"class_weights": _class_weights(request, splits), **loss_facts(request.training)}
+
+
+def loss_facts(training: TrainingOptions) -> dict[str, Any]:
+    """The loss, as fields of a workload."""
+    gamma = {} if training.focal_gamma is None else {"focal_gamma": training.focal_gamma}
+    return {"loss": training.loss, **gamma}
+
+
+def require_logits(request: Request, chain: Chain, splits: Splits) -> None:
+    """Refuse a model that does not give a logit for each class; raises ModelError."""
+    classes, shape = len(splits.class_names), tuple(chain.head.output_shape)
     if shape != (classes,):
         boxes = "; --task detect takes a model that outputs feature maps of boxes" if len(shape) == 3 else ""
         raise ModelError(
             f"{request.model.model} gives outputs of shape {shape} per image, "
             f"but {splits.name} has {classes} classes; make it end in {classes} logits{boxes}."
         )
-    training = request.training
-    gamma = {} if training.focal_gamma is None else {"focal_gamma": training.focal_gamma}
-    return {"class_weights": _class_weights(request, splits), "loss": training.loss, **gamma}
 
 
 def _class_weights(request: Request, splits: Splits) -> tuple[float, ...]:
@@ -87,8 +99,9 @@ _CLASSIFY = TaskRules(datasets.load, Batches, _folder, None, _logits, crops=True
 
 
 def rules_of(task: TaskName) -> TaskRules:
-    """What a task decides; what reads boxes is imported for detection alone."""
+    """What a task decides; what reads boxes, or lists of labels, is imported for these tasks alone."""
     if task == "classify":
         return _CLASSIFY
-    rules: TaskRules = resolve_name("snugfit._engine.detection:RULES")
+    module = "detection" if task == "detect" else "multi_label"
+    rules: TaskRules = resolve_name(f"snugfit._engine.{module}:RULES")
     return rules

@@ -33,7 +33,8 @@ def profile_units(
     """Measure every unit of a model; see :func:`snugfit.profile_request`."""
     if request.data.task != "classify":
         raise UsageError(
-            "profile measures units with classification losses; use snugfit plan --task detect for the whole network."
+            "profile measures units with classification losses; for the whole network use snugfit plan --task "
+            f"{request.data.task}."
         )
     named: dict[str, Any] = {"module_units": "1", "local_loss": settled(request.strategy.local_loss)}
     request = replace(

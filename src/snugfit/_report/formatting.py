@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from snugfit._core.record import Record
+from snugfit._core.record import PRECISIONS, Record
 from snugfit._quantities import format_bytes, format_seconds
 
 MB = 1e6
@@ -38,8 +38,8 @@ def metric_values(record: Record) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def metric_of(record: Record) -> str:
-    """Name of a run's metric: ``accuracy`` or ``mAP50``."""
-    return "mAP50" if "map50" in record.accuracy else "accuracy"
+    """Name of a run's metric: ``accuracy``, ``mAP`` or ``mAP50``."""
+    return next((name for key, name in PRECISIONS.items() if key in record.accuracy), "accuracy")
 
 
 def kept_epoch(record: Record) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from snugfit._core.record import IntervalRecord, Record
+from snugfit._core.record import PRECISIONS, IntervalRecord, Record
 from snugfit._core.serial import to_data
 from snugfit._core.workload import Workload
 from snugfit._training.events import Notice, RunDone
@@ -23,8 +23,8 @@ from snugfit.memory import is_out_of_memory, release_memory
 class FinalEvaluation:
     """Accuracies in [0, 1] of the finished model; the confusion matrix is that of the test split, if there is one.
 
-    In detection they are mAP50, without top-5 accuracy and confusion matrix. ``metrics`` are those from Python, by name
-    and split.
+    Of several labels they are mAP, and in detection mAP50, without top-5 accuracy and confusion matrix. ``metrics`` are
+    those from Python, by name and split.
     """
 
     val: float | None
@@ -111,8 +111,9 @@ def _metered(batches: Iterator[tuple[Tensor, Tensor]], run: Run) -> Iterator[tup
 
 def _accuracies(evaluation: FinalEvaluation, workload: Workload) -> dict[str, float | None]:
     found = {"val": evaluation.val, "test": evaluation.test, "test_top5": evaluation.test_top5}
-    if workload.task == "detect":
-        found["map50"] = evaluation.val if evaluation.test is None else evaluation.test
+    measure = task_of(workload).metric
+    for key in (key for key, name in PRECISIONS.items() if name == measure):
+        found[key] = evaluation.val if evaluation.test is None else evaluation.test
     return found
 
 

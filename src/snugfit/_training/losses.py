@@ -13,7 +13,10 @@ from snugfit.errors import UsageError
 from snugfit.memory import is_out_of_memory
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From logits (B, classes) and labels (B,) to the mean loss, a scalar; mixed images have probabilities (B, classes)."""
+"""From logits (B, classes) and labels (B,) to the mean loss, a scalar.
+
+Mixed images have probabilities (B, classes), and images with several labels a 0 or 1 for each class (B, classes).
+"""
 
 
 def focal_loss(logits: Tensor, labels: Tensor, gamma: float = 2.0) -> Tensor:
@@ -24,9 +27,25 @@ def focal_loss(logits: Tensor, labels: Tensor, gamma: float = 2.0) -> Tensor:
     """
     mixed = labels.is_floating_point()
     losses = -F.log_softmax(logits, 1) if mixed else F.cross_entropy(logits, labels, reduction="none")
-    least = torch.finfo(losses.dtype).tiny  # a power below 1 has no finite gradient at 0
-    losses = (-torch.expm1(-losses)).clamp_min(least) ** gamma * losses
+    losses = _focused(losses, gamma)
     return ((labels * losses).sum(1) if mixed else losses).mean()
+
+
+def _focused(losses: Tensor, gamma: float) -> Tensor:
+    """Cross entropies ``-log p`` of any shape, times ``(1 - p)^gamma``."""
+    least = torch.finfo(losses.dtype).tiny  # a power below 1 has no finite gradient at 0
+    return (-torch.expm1(-losses)).clamp_min(least) ** gamma * losses
+
+
+def binary_loss(logits: Tensor, targets: Tensor, gamma: float | None = None) -> Tensor:
+    """Mean binary cross entropy (scalar) of logits (B, classes) and targets (B, classes) in [0, 1].
+
+    With ``gamma`` it is the binary focal loss of the paper of :func:`focal_loss`, equation 4.
+    """
+    if gamma is None:
+        return F.binary_cross_entropy_with_logits(logits.float(), targets)
+    present, absent = (_focused(F.softplus(sign * logits.float()), gamma) for sign in (-1, 1))
+    return (targets * present + (1 - targets) * absent).mean()
 
 
 def check_loss(loss: Loss | None, workload: Workload, device: torch.device) -> None:
@@ -40,8 +59,11 @@ def check_loss(loss: Loss | None, workload: Workload, device: torch.device) -> N
         return
     generator = torch.Generator().manual_seed(0)
     logits, labels = torch.randn(4, workload.classes, generator=generator), torch.arange(4) % workload.classes
+    several = workload.task == "multi-label"
+    if workload.mixed or several:
+        labels = F.one_hot(labels, workload.classes).float()
     if workload.mixed:
-        labels = F.one_hot(labels, workload.classes).float().lerp_(torch.tensor(1 / workload.classes), 0.5)
+        labels = labels.lerp_(torch.tensor(1 / workload.classes), 0.5)
     require_mean(loss, logits.to(device), labels.to(device))
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from snugfit._core.workload import Workload
 from snugfit.errors import SnugfitError, UsageError
@@ -18,7 +19,7 @@ class Metric(Protocol):
     """What torchmetrics calls a metric."""
 
     def update(self, outputs: Tensor, targets: Tensor) -> Any:
-        """Add logits (B, classes) and labels (B,), on the processor."""
+        """Add logits (B, classes) and labels (B,), or 0 and 1 (B, classes) int64, on the processor."""
 
     def compute(self) -> Any:
         """A number, or a tensor with one element, for all that was added."""
@@ -53,7 +54,8 @@ def check_metrics(metrics: Mapping[str, Metric], workload: Workload) -> None:
     rows = min(2 * workload.classes, _TRIED_ROWS)
     logits = torch.randn(rows, workload.classes, generator=torch.Generator().manual_seed(0))
     reset(metrics)
-    update(metrics, logits, torch.arange(len(logits)) % workload.classes)
+    labels = torch.arange(len(logits)) % workload.classes
+    update(metrics, logits, F.one_hot(labels, workload.classes) if workload.task == "multi-label" else labels)
     values_of(metrics)
     reset(metrics)
 
@@ -64,7 +66,7 @@ def reset(metrics: Mapping[str, Metric]) -> None:
 
 
 def update(metrics: Mapping[str, Metric], outputs: Tensor, targets: Tensor) -> None:
-    """Add logits (B, classes) and labels (B,); raises UsageError if a metric fails."""
+    """Add logits (B, classes) and labels (B, ...); raises UsageError if a metric fails."""
     _each(metrics, "update", lambda metric: metric.update(outputs, targets))
 
 
@@ -89,6 +91,6 @@ def _each(metrics: Mapping[str, Metric], method: str, call: Callable[[Metric], A
             reason = next(iter(str(error).splitlines()), "").rstrip(".")
             raise UsageError(
                 f"the metric {name!r} failed in {method}(): {type(error).__name__}: {reason}. It takes logits "
-                "(B, classes) and labels (B,), and gives one number."
+                "(B, classes) and labels (B,), or (B, classes) if there are several, and gives one number."
             ) from error
     return found

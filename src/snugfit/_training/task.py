@@ -1,8 +1,8 @@
-"""The task: the class of each image, or boxes around objects; with its loss, its steps and its validation measure.
+"""The task: one class per image, several labels, or boxes; with its loss, its steps and its validation measure.
 
 A strategy with one loss of the whole network gets everything that depends on the task from :func:`task_of`. Outputs are
-those of the network; targets are labels (B,) int64, probabilities (B, classes) of mixed images in training, or boxes
-(B, M, 5) as in :mod:`snugfit.detection`.
+those of the network. Targets are labels (B,) int64, probabilities (B, classes) of mixed images in training, a 0 or 1
+for each class (B, classes) float32, or boxes (B, M, 5) as in :mod:`snugfit.detection`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from snugfit._core.workload import Workload
-from snugfit._training.losses import Loss, focal_loss
+from snugfit._training.average_precision import Scores
+from snugfit._training.losses import Loss, binary_loss, focal_loss
 from snugfit._training.own_metrics import Metric, update
 from snugfit.detection import MeanAveragePrecision, detections, yolov2_loss
 from snugfit.detection.precision import THRESHOLD
@@ -33,11 +34,11 @@ class Score:
     """The result of a network on a split.
 
     Attributes:
-        value: accuracy or mAP50, in [0, 1].
+        value: accuracy, mAP or mAP50, in [0, 1].
         samples: images.
         top5: share of images whose class is among the five likeliest; None if not applicable.
         confusion: rows are true classes; empty if not applicable.
-        per_class: accuracy or average precision of each class; in detection None for a class without samples.
+        per_class: accuracy or average precision of each class; the latter is None for a class without samples.
     """
 
     value: float
@@ -82,6 +83,23 @@ class _ClassEvaluator:
         shares: list[float | None] = (right / self.confusion.sum(1).clamp(min=1)).tolist()
         least = max(samples, 1)
         return Score(int(right.sum()) / least, samples, self.among_five / least, self.confusion.tolist(), shares)
+
+
+class _LabelEvaluator:
+    """Mean average precision of several labels per image, over the classes that images have."""
+
+    def __init__(self, classes: int) -> None:
+        self._scores = Scores(classes)
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add logits (B, classes), and targets (B, classes) of 0 and 1."""
+        self._scores.add(outputs, targets)
+
+    def score(self) -> Score:
+        """Its mAP."""
+        found = self._scores.per_class()
+        known = [value for value in found if value is not None]
+        return Score(sum(known) / max(len(known), 1), len(self._scores), per_class=found)
 
 
 class _BoxEvaluator:
@@ -156,6 +174,42 @@ class Classification:
 
 
 @dataclass(frozen=True)
+class MultiLabel:
+    """Whether an image has each class, by binary cross entropy, the mean over images and classes.
+
+    With ``focal``, its exponent, it is the binary focal loss; with an ``own`` loss, that.
+    """
+
+    metric: ClassVar[str] = "mAP"
+    classes: int
+    focal: float | None = None
+    own: Loss | None = None
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of logits (B, classes); on the meta device, where an own one may not run, binary cross entropy."""
+        if self.own is not None and not outputs.is_meta:
+            return self.own(outputs, targets)
+        return binary_loss(outputs, targets, self.focal)
+
+    def weight(self, targets: Tensor) -> Tensor | None:
+        """None: images count the same in means, whatever targets (B, classes) they have."""
+        return None
+
+    def correct(self, outputs: Tensor, targets: Tensor) -> int | None:
+        """None, because precision needs a whole split; outputs are (B, classes)."""
+        return None
+
+    def synthetic_targets(self, batch: int, device: str) -> Tensor:
+        """Random 0 and 1, (B, classes); without values on the meta device."""
+        targets = torch.zeros(batch, self.classes, device=device)
+        return targets if device == "meta" else targets.random_(0, 2)
+
+    def evaluator(self) -> _LabelEvaluator:
+        """An evaluator of labels."""
+        return _LabelEvaluator(self.classes)
+
+
+@dataclass(frozen=True)
 class Detection:
     """Boxes with classes, by YOLOv2's loss."""
 
@@ -188,7 +242,7 @@ class Detection:
         return _BoxEvaluator(self.classes, self.anchors)
 
 
-Task = Classification | Detection
+Task = Classification | MultiLabel | Detection
 
 
 def task_of(workload: Workload, loss: Loss | None = None) -> Task:
@@ -197,6 +251,8 @@ def task_of(workload: Workload, loss: Loss | None = None) -> Task:
         return Detection(workload.classes, workload.anchors, workload.most_boxes)
     smoothing, weights = workload.label_smoothing, workload.class_weights
     focal = workload.focal_gamma if workload.loss == "focal" else None
+    if workload.task == "multi-label":
+        return MultiLabel(workload.classes, focal, loss)
     return Classification(workload.classes, smoothing, weights, focal, loss, workload.mixed)
 
 
@@ -204,7 +260,8 @@ def needs_classes(workload: Workload) -> list[str]:
     """Why a strategy that needs one class per image cannot serve a workload; empty if it can."""
     if workload.task == "classify":
         return []
-    return ["its losses need one class for each image; boxes train with backprop, checkpoint or tiled"]
+    others = "boxes" if workload.task == "detect" else "several labels"
+    return [f"its losses need one class for each image; {others} train with backprop, checkpoint or tiled"]
 
 
 @torch.no_grad()
@@ -217,13 +274,14 @@ def measure(
 ) -> Score:
     """Score a network in evaluation mode, from images or activations (B, ...) to outputs, on batches with targets.
 
-    The metrics are given the same outputs and targets.
+    The metrics are given the same outputs and targets; those of several labels as integers.
     """
     evaluator = task.evaluator()
     for inputs, targets in batches:
         outputs = forward(inputs.to(device)).float().cpu()
         evaluator.add(outputs, targets)
-        update(metrics or {}, outputs, targets)
+        if metrics:
+            update(metrics, outputs, targets.long())
     return evaluator.score()
 
 

@@ -39,6 +39,7 @@ from snugfit.profiling import Probe, unit_stats
 from snugfit.strategies.memory_estimates import (
     PASS_SHARE,
     available_headroom,
+    evaluation_bytes,
     forward_images,
     passing_kernel_bytes,
     place_synthetic_weights,
@@ -145,7 +146,8 @@ def _expected_headroom(workload: Workload, parameters: int, available: float, sh
     """
     state = 4 * parameters * workload.optimizer.state_per_parameter
     passing = _most_passing_bytes(workload, shape_bytes)
-    return available_headroom(available, reserved_bytes(state, passing)) - passing - 2 * shape_bytes
+    resting = passing + evaluation_bytes(workload)
+    return available_headroom(available, reserved_bytes(state, passing)) - resting - 2 * shape_bytes
 
 
 def _most_passing_bytes(workload: Workload, shape_bytes: float) -> float:
@@ -181,7 +183,8 @@ def batch_settings(
     absent = (state if holds else 0.0, late if recomputes or workload.compresses else state)
     if workload.clip_norm is not None:
         absent = (state, state)
-    held, whole = (step_headroom(budget, profile.base_bytes, reserved_bytes(each, passing)) for each in absent)
+    base = profile.base_bytes + evaluation_bytes(workload)
+    held, whole = (step_headroom(budget, base, reserved_bytes(each, passing)) for each in absent)
     return choose_batch(lines, probe, held, workload, accumulate=accumulate, whole=whole)
 
 
@@ -191,15 +194,17 @@ def network_cost(profile: Profile, probe: str, workload: Workload, micro: MicroB
     passed = forward_images(workload, tracks=any(unit.tracks for unit in profile.units))
     epoch = micro.epoch_seconds(line, workload, passed)
     passing = passing_kernel_bytes(workload, micro.micro_batch, line.shape_bytes)
-    peak = with_safety(profile.base_bytes + passing, micro.step_bytes(line, workload))
+    resting = profile.base_bytes + passing + evaluation_bytes(workload)
+    peak = with_safety(resting, micro.step_bytes(line, workload))
     units = tuple(unit.name for unit in profile.units)
     phase = Phase("network", peak, epoch * workload.epochs, micro.micro_batch, units)
     return Cost(peak, epoch, epoch * workload.epochs, phases=(phase,))
 
 
-def network_shortfall(profile: Profile, floor_bytes: int, budget: Budget) -> Shortfall:
+def network_shortfall(profile: Profile, floor_bytes: int, budget: Budget, workload: Workload) -> Shortfall:
     """Why a network does not fit even at one sample, whose floor this is, and the smallest budget that suffices."""
-    smallest = max(smallest_budget(profile, floor_bytes), (budget.memory_bytes or 0) + 1_000_000)
+    needed = smallest_budget(profile, floor_bytes + evaluation_bytes(workload))
+    smallest = max(needed, (budget.memory_bytes or 0) + 1_000_000)
     return Shortfall((f"one sample needs {smallest / 1e6:.0f} MB",), smallest)
 
 
@@ -392,7 +397,7 @@ class FullNetwork(MicroBatching, ABC):
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest memory budget that would do."""
-        return network_shortfall(profile, profile.floors[self.probe], budget)
+        return network_shortfall(profile, profile.floors[self.probe], budget, workload)
 
     def trainers_of(self, run: Run) -> MakeTrainer:
         """What makes the trainers of a run."""

@@ -15,6 +15,7 @@ from snugfit._core.options import CacheDtype
 from snugfit._core.profile import Profile
 from snugfit._core.workload import Workload
 from snugfit._storage.activation_cache import RowFormat
+from snugfit._training.average_precision import bytes_of_scores
 from snugfit._training.statistics import images_for
 from snugfit._training.strategy import Trainable
 from snugfit._training.task import Classification, Task
@@ -127,6 +128,13 @@ def passing_kernel_bytes(workload: Workload, batch: int, shape_bytes: float) -> 
     counts = (workload.val_count, images_for(workload.train_count))
     sizes = {count % batch for count in counts} - {0}
     return int(len(sizes) * PASS_SHARE * shape_bytes) if workload.epochs > 1 else 0
+
+
+def evaluation_bytes(workload: Workload) -> int:
+    """What an evaluation keeps of a whole split: logits and targets, if images may have several labels."""
+    if workload.task != "multi-label":
+        return 0
+    return bytes_of_scores(max(workload.val_count, workload.test_count), workload.classes)
 
 
 def forward_images(workload: Workload, *, tracks: bool) -> int:

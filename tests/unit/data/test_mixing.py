@@ -94,8 +94,14 @@ def test_an_epoch_can_be_had_without_mixing():
 
 
 def test_targets_are_probabilities_of_both_images():
-    found = Mix(0.75).targets(torch.tensor([1, 1, 4]), 2, CLASSES)
+    found = Mix(0.75).targets(torch.tensor([1, 1, 4]), torch.tensor([2]), CLASSES)
     assert found.tolist() == [[0, 0.75, 0.25, 0, 0], [0, 1, 0, 0, 0], [0, 0.25, 0, 0, 0.75]]
+
+
+def test_targets_of_several_labels_are_mixed_like_images():
+    labels = torch.tensor([[1.0, 0, 1], [0, 0, 1]])
+    found = Mix(0.75).targets(labels, torch.tensor([[0.0, 1, 1]]), 3)
+    assert found.tolist() == [[0.75, 0.25, 1], [0.25, 0, 1]] and labels.tolist() == [[1, 0, 1], [0, 0, 1]]
 
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])

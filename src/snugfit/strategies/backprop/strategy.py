@@ -119,7 +119,7 @@ class Backprop(FullNetwork):
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest memory budget that would do."""
         floors = [profile.floors[name] for name in (PLAIN_PROBE, WHOLE_BATCH_PROBE) if name in profile.floors]
-        return network_shortfall(profile, min(floors), budget)
+        return network_shortfall(profile, min(floors), budget, workload)
 
     def trainers_of(self, run: Run) -> MakeTrainer:
         """What makes the trainers of a run, whose scratch files lie in its cache folder."""

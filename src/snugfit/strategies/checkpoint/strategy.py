@@ -98,7 +98,7 @@ class Checkpoint(MicroBatching):
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest sufficient memory budget."""
         floor = min(profile.floors[name] for name in profile.floors if schedule_probes([name]))
-        return network_shortfall(profile, floor, budget)
+        return network_shortfall(profile, floor, budget, workload)
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train."""

@@ -215,7 +215,7 @@ class Sidenet(SidenetSettings):
         """Why nothing was proposed, and the smallest sufficient memory budget."""
         bounds = len({replace(each, by_sample=False) for each in self.candidates})
         floor = min(self._floors(workload, profile)) + bounds * GRAPH_BYTES
-        return network_shortfall(profile, floor, budget)
+        return network_shortfall(profile, floor, budget, workload)
 
     def _floors(self, workload: Workload, profile: Profile) -> list[int]:
         """Lower bounds in tensor bytes of the variants, retraining included for pruned ones.

@@ -121,7 +121,7 @@ class Tiled(TiledSettings):
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest sufficient memory budget."""
         floor = min(floor for key, floor in profile.floors.items() if key.startswith(PREFIX))
-        return network_shortfall(profile, floor, budget)
+        return network_shortfall(profile, floor, budget, workload)
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train; the other processes, if any, must be serving."""
