@@ -79,7 +79,7 @@ def test_other_labels_are_refused(change: Any, said: str) -> None:
 
 
 def test_splits_have_the_same_kind_of_labels() -> None:
-    with pytest.raises(DataError, match="train vectors of 3, val integers.*Give vectors of one length"):
+    with pytest.raises(DataError, match=r"train vectors of 3, val integers.*Give vectors of one length"):
         snugfit.from_dataset(pairs(), [(torch.rand(3, 8, 8), index % 2) for index in range(8)])
     with pytest.raises(DataError, match="2 class names, but labels are vectors of 3"):
         snugfit.from_dataset(pairs(), class_names=("cat", "dog"))
@@ -141,7 +141,7 @@ def test_files_have_the_labels_of_their_line(tmp_path: Path, text: str | None) -
 
 def test_one_list_is_divided(tmp_path: Path) -> None:
     splits = load_labelled(str(write(tmp_path / "a", copies=10) / "labels.csv"), image_size=8)
-    assert sorted(sum(parts(splits), [])) == sorted(EXPECTED * 10)
+    assert sorted(row for part in parts(splits) for row in part) == sorted(EXPECTED * 10)
     assert len(splits.val) == len(splits.test) == 4
     for part in ("train", "val"):
         write(tmp_path / "b" / part, copies=10)
