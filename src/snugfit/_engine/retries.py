@@ -35,8 +35,8 @@ def retry_requests(planned: Planned) -> list[Request]:
 
     If nothing fits, for each considered strategy: the strategy alone, unless the request already names it; then each of
     its leaner settings, for options that the user left open. Then exact strategies with optimizer state in 8 bits, if
-    the user left its type open. The others train few weights at a time, so that their state is small. At last those of
-    them that can keep weights in bfloat16, with both, if the user left that type open, too.
+    there is state and the user left its type open. The others train few weights at a time, so that their state is
+    small. At last those of them that can keep weights in bfloat16, with both, if the user left that type open, too.
     """
     request = planned.assembly.request
     if request.from_python:
@@ -45,13 +45,14 @@ def retry_requests(planned: Planned) -> list[Request]:
         return _exact_alone(planned)
     short = [each.strategy for each in planned.plan.candidates if each.considered and each.smallest_bytes is not None]
     named = [replace(request, strategy=replace(request.strategy, strategy=name)) for name in dict.fromkeys(short)]
-    small = [replace(each, training=replace(each.training, optimizer_state="int8")) for each in named if _is_open(each)]
+    least = [_with_least_state(each) for each in named if _is_open(each)]
     rounded = [
         replace(each, training=replace(each.training, weight_dtype="bfloat16"))
-        for each in small
+        for each in least
         if _rounds_weights(each)
     ]
     retries = [each for alone in named for each in (alone, *_leaner(alone)) if each != request]
+    small = [each for each in least if each not in named]
     return [*retries, *small, *rounded]
 
 
@@ -89,11 +90,17 @@ def _with_whole_batches(request: Request) -> Iterator[Request]:
 
 
 def _is_open(request: Request) -> bool:
-    """Whether the planner may choose the type of optimizer state, and that is worth a process."""
-    optimizer = optimizer_of(request)
+    """Whether the planner may choose the type of an exact strategy's optimizer state."""
     if not find_config(request.strategy.strategy).exact:
         return False
-    return request.training.optimizer_state is None and optimizer.state_per_parameter > 0 and not optimizer.averages
+    return request.training.optimizer_state is None and not optimizer_of(request).averages
+
+
+def _with_least_state(request: Request) -> Request:
+    """The request with optimizer state in 8 bits; unchanged if the optimizer has no state to round."""
+    if not replace(optimizer_of(request), state="int8").rounds:
+        return request
+    return replace(request, training=replace(request.training, optimizer_state="int8"))
 
 
 def _rounds_weights(request: Request) -> bool:

@@ -10,7 +10,8 @@ from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Candidate, Cost, Plan, Shortfall
 from snugfit._core.profile import ProbeLine, ProbePoint, Profile, UnitStats
 from snugfit._core.request import Request
-from snugfit._core.workload import Workload
+from snugfit._core.workload import OptimizerSettings, Workload
+from snugfit._engine.builder import _DEFAULTS
 from snugfit._engine.retries import DRIFT_BYTES, retry_requests, smallest_budget_of
 from snugfit._planner import PastRun
 from snugfit.strategies.backprop.strategy import Backprop
@@ -135,6 +136,13 @@ def test_norms_by_whole_batches_are_not_planned_against_the_users_own_choice():
     assert exact_retries("accuracy", "backprop", few=2, strategy="backprop", batch_norm="micro") == []
     assert exact_retries("accuracy", "blockwise", tracks=True, batch_norm="micro") == ["backprop", "checkpoint"]
     assert Request.of(strategy="backprop").strategy.batch_norm is None
+
+
+def test_without_optimizer_state_only_weights_are_rounded(monkeypatch):
+    monkeypatch.setitem(_DEFAULTS, "sgd", OptimizerSettings("sgd", momentum=0.0))
+    assert retries("backprop") == [("backprop", "auto", None, None), ("backprop", "auto", None, "bfloat16")]
+    assert [tuple(types) for _, _, *types in retries("backprop", strategy="backprop")] == [(None, "bfloat16")]
+    assert retries("backprop", strategy="backprop", ema=0.9) == [], "an average is not rounded"
 
 
 @pytest.mark.parametrize(
