@@ -8,6 +8,7 @@ from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
+from snugfit._core.amounts import Sides, height_and_width, parse_shape
 from snugfit._core.option_groups import FROM_PYTHON, BaseRequest, DataOptions
 from snugfit._core.options import data_sets_in
 from snugfit._core.registry import LOCAL_LOSSES, MODELS, config_of, strategies
@@ -49,6 +50,11 @@ def check_names(request: BaseRequest) -> None:
             "--schedule python is a function of your own; pass it from Python: snugfit.plan(..., schedule=...)."
         )
     check_shape(request)
+    sides = request.model.sides
+    if request.data.input_shape is not None:
+        sides = parse_shape(request.data.input_shape)[1:]
+    if sides is not None:
+        check_square(request.model.model, sides)
     if request.data.task == "classify" and request.data.data not in (None, FROM_PYTHON):
         check_data_set(request.data.name)
     for name in data_sets_in(request.strategy).values():
@@ -71,6 +77,16 @@ def check_shape(request: BaseRequest) -> None:
     for limit, count in {"--max-train": data.max_train, "--max-val": data.max_val}.items():
         if count is not None and count > MOST_SYNTHETIC:
             raise UsageError(f"{limit} {count} is above {MOST_SYNTHETIC:,}, the most images with {flag}; lower it.")
+
+
+def check_square(model: str, sides: Sides) -> None:
+    """Refuse rectangles for a model that has a position for each patch of a square; raises UsageError."""
+    height, width = height_and_width(sides)
+    if height != width and (model == "vit_b_16" or model.startswith("torchvision:vit_")):
+        raise UsageError(
+            f"{model} takes square images, because each patch has a position, not {height}x{width}; give --image-size "
+            "one side, like 224, or take another model."
+        )
 
 
 def require_data(data: DataOptions) -> None:

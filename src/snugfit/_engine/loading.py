@@ -16,6 +16,7 @@ from snugfit import _models as models
 from snugfit._chain import Chain, load_state, take_inputs
 from snugfit._core.amounts import MOST_CHANNELS, MOST_PIXELS
 from snugfit._core.inputs import Input, packed_shape
+from snugfit._core.known import check_square
 from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.registry import config_of
 from snugfit._core.serial import to_data
@@ -140,7 +141,14 @@ class Architecture:
 
 
 def build_on_meta(name: str, classes: int, shape: tuple[int, int, int]) -> nn.Module:
-    """A network by name for images of shape (C, H, W), on the meta device."""
+    """A network by name for images of shape (C, H, W), on the meta device.
+
+    Raises:
+        UnknownNameError: no such model.
+        UsageError: it takes square images alone.
+        ModelError: a package is missing, or the user's function fails or returns no module.
+    """
+    check_square(name, shape[1:])
     with torch.device("meta"):
         return models.build(name, classes, min(shape[1:]), shape[0])
 

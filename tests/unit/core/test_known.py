@@ -103,6 +103,16 @@ def test_what_contradicts_a_shape_without_data(options, words):
     assert words in str(caught.value) and len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("model", ["vit_b_16", "torchvision:vit_l_32"])
+@pytest.mark.parametrize("shape", [{"image_size": "96x160"}, {"input_shape": "3x96x160", "classes": 10}])
+def test_positions_of_patches_need_square_images(model, shape):
+    said = f"^{model} takes square images, .*, not 96x160; give --image-size one side, like 224, or take another model"
+    with pytest.raises(UsageError, match=said):
+        known.check_names(Request.of(model=model, **shape))
+    known.check_names(Request.of(model=model, image_size=96))
+    known.check_names(Request.of(model="resnet18", **shape))
+
+
 def test_training_needs_data():
     known.require_data(DataOptions())
     with pytest.raises(UsageError, match=r"^training needs data: --data, instead of --input-shape 3x32x32\.$"):

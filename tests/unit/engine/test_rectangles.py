@@ -14,6 +14,7 @@ from torch import nn
 import snugfit
 from snugfit._core.request import Request
 from snugfit._core.serial import from_data
+from snugfit.errors import UsageError
 
 OPTIONS: dict[str, Any] = {"image_size": "16x24", "epochs": 1, "batch_size": 8, "memory": "80MB", "threads": 1}
 
@@ -64,6 +65,14 @@ def test_a_model_reads_photos_later_as_in_training(photos: str, tmp_path: Path) 
     assert all(
         Path(path).parent.name == name for path, name, _ in snugfit.predict(tmp_path / "run", folder, model=network())
     )
+
+
+def test_a_network_for_squares_says_so(photos: str) -> None:
+    with pytest.raises(UsageError, match=r"vit_b_16 takes square images, .*, not 16x24; give --image-size one side"):
+        snugfit.plan("vit_b_16", photos, **OPTIONS)
+    prepared = snugfit.from_dataset([(torch.zeros(3, 16, 32), number % 2) for number in range(20)], as_is=True)
+    with pytest.raises(UsageError, match="not 16x32"):
+        snugfit.plan("vit_b_16", prepared, **{**OPTIONS, "image_size": None})
 
 
 def test_requests_of_earlier_versions_hold_a_number() -> None:

@@ -1,0 +1,65 @@
+"""Runs that an earlier version began are resumed, although their files lack what came later."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity_helpers import assert_same
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import snugfit
+from snugfit._storage.files import write_json_atomic
+from snugfit._storage.manifest import Manifest
+from snugfit.errors import CheckpointError, InterruptedRunError
+
+OPTIONS: dict[str, Any] = {
+    "strategy": "backprop", "epochs": 1, "batch_size": 20, "threads": 1, "image_size": 8, "max_train": 80,
+    "max_val": 20,
+}  # fmt: skip
+
+
+def network(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+
+
+def stopped(folder: Path, **options: Any) -> None:
+    """A run that was stopped after two steps."""
+    stop = snugfit.StopFlag()
+
+    def at_step_2(event: snugfit.Event) -> None:
+        if isinstance(event, snugfit.StepDone) and event.step == 2:
+            stop.request()
+
+    with pytest.raises(InterruptedRunError):
+        snugfit.plan(network(1), "digits", **OPTIONS, **options).run((at_step_2,), out=folder, stop=stop)
+
+
+def changed(folder: Path, **fields: Any) -> None:
+    """Change fields of the workload in a run's plan; None removes one."""
+    plan = json.loads((folder / "plan.json").read_text())
+    plan["workload"] = {name: each for name, each in {**plan["workload"], **fields}.items() if each is not None}
+    write_json_atomic(folder / "plan.json", plan, Manifest.reopen(folder))
+
+
+def test_a_run_with_weights_is_resumed_though_its_plan_does_not_tell_of_them(tmp_path: Path) -> None:
+    weights = str(tmp_path / "w.safetensors")
+    save_file(network(0).state_dict(), weights)
+    snugfit.plan(network(1), "digits", **OPTIONS, weights=weights).run((), out=tmp_path / "whole")
+    stopped(tmp_path / "run", weights=weights)
+    changed(tmp_path / "run", pretrained=None)
+    record = snugfit.resume(tmp_path / "run", (), model=network(1))
+    assert_same(*(load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run")))
+    assert record.workload["batch_size"] == 20
+
+
+def test_another_workload_is_still_refused(tmp_path: Path) -> None:
+    stopped(tmp_path / "run")
+    changed(tmp_path / "run", train_count=79)
+    with pytest.raises(CheckpointError, match="model or data have changed since the run"):
+        snugfit.resume(tmp_path / "run", (), model=network(1))
