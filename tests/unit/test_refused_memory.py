@@ -82,7 +82,7 @@ def test_in_a_function_of_the_user(monkeypatch, tmp_path):
     (tmp_path / "full_nets.py").write_text("def net(classes):\n    raise RuntimeError('not enough memory: 1 byte')\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RuntimeError, match="not enough memory"):
-        from_callable("full_nets", "net", 3)
+        from_callable("full_nets:net", 3)
 
 
 def test_while_weights_are_read(monkeypatch, tmp_path: Path):

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from snugfit._core.amounts import Sides, height_and_width, parse_shape
+from snugfit._core.functions import is_function
 from snugfit._core.option_groups import FROM_PYTHON, BaseRequest, DataOptions
 from snugfit._core.options import data_sets_in
 from snugfit._core.registry import LOCAL_LOSSES, MODELS, config_of, strategies
@@ -21,6 +22,7 @@ DATA_SETS = (
 )
 """A test compares these names with ``_data/catalog.py``, which imports torch."""
 FOLDER = "folder:PATH"
+FUNCTION = "package.module:function"
 IMAGENET = "imagenet"
 """What ``--weights`` takes in place of a file: the weights that torchvision or timm offers for the model."""
 _TORCHVISION_NAMES = {
@@ -175,15 +177,18 @@ def unknown_model(name: str, known: Iterable[str]) -> UnknownNameError:
 
 
 def check_data_set(name: str, known: Iterable[str] = DATA_SETS) -> None:
-    """Check the name of a data set to classify; raises UsageError, also for a path without ``folder:``."""
+    """Check the name of a data set to classify; raises UsageError, also for a path without ``folder:``.
+
+    A function of the user's own is checked on import.
+    """
     kind, _, path = name.partition(":")
     if kind == "folder":
         if not path:
             raise UsageError("'folder' needs a path: folder:PATH, with one sub-folder of images per class.")
-    elif name.lower() not in known:
+    elif name.lower() not in known and not is_function(name):
         if Path(name).is_dir():
             raise UsageError(f"'{name}' is a folder; to train on its images write folder:{name}.")
-        raise UnknownNameError("data set", name, [*known, FOLDER])
+        raise UnknownNameError("data set", name, [*known, FOLDER, FUNCTION])
 
 
 def check_local_loss(text: str, known: Iterable[str] | None = None) -> None:

@@ -75,8 +75,9 @@ class DataOptions(Checked):
     """The images.
 
     Attributes:
-        data: a data set's name, digits by default, or ``folder:PATH`` with one folder per class; to detect, a folder of
-            images with boxes (YOLO or COCO), a ``data.yaml`` or an ``instances_*.json``.
+        data: a data set's name, digits by default, ``folder:PATH`` with one folder per class, or your own
+            ``module:function`` that returns data sets; for several labels a folder with a ``labels.csv``; to detect, a
+            folder of images with boxes (YOLO or COCO), a ``data.yaml`` or an ``instances_*.json``.
         input_shape: shape of one image, like 3x32x32: plan or profile without data, with --classes. Counts are those of
             --max-train (10,000 by default) and --max-val (a tenth of that). Not to train.
         task: classify images; multi-label, if an image may have several classes or none; or detect objects in images.
@@ -87,7 +88,9 @@ class DataOptions(Checked):
         workers: threads that decode images; 0 decodes in the training thread.
     """
 
-    data: Annotated[str | None, Common("NAME", "data set, or folder:PATH with a folder per class")] = None
+    data: Annotated[str | None, Common("NAME", "data set, folder:PATH with a folder per class, or module:function")] = (
+        None
+    )
     input_shape: InputShape | None = None
     task: TaskName = "classify"
     data_dir: str | None = None

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from snugfit._core.amounts import Sides, height_and_width, sides_text
+from snugfit._core.functions import import_function, is_function
 from snugfit._core.known import FOLDER, check_data_set
 from snugfit._core.options import from_keywords
 from snugfit._core.paths import data_root, expanded
@@ -134,7 +135,14 @@ def names() -> list[str]:
 
 
 def import_reader(name: str) -> None:
-    """Import what reads a data set, before memory counts; nothing for an unknown name."""
+    """Import what reads a data set, before memory counts; nothing for an unknown name.
+
+    Raises:
+        DataError: it is a function of the user's own that cannot be imported.
+    """
+    if is_function(name):
+        import_module("snugfit._data.own")
+        import_function(name, DataError)
     source = _FOLDER if name.partition(":")[0] == "folder" else SOURCES.get(name.lower())
     if source is not None and isinstance(source.read, Late):
         source.read.load()
@@ -148,7 +156,8 @@ def load(name: str, *, data_dir: str | Path | None = None, workers: int = 2, **o
     used for validation. The digits are always divided 80/10/10 in the same way.
 
     Args:
-        name: one of :func:`names`, or ``folder:PATH`` with one sub-folder of images per class.
+        name: one of :func:`names`, ``folder:PATH`` with one sub-folder of images per class, or ``module:function`` of
+            the user's own, which gives data sets.
         data_dir: folder of data sets; ``SNUGFIT_DATA`` otherwise.
         workers: threads that decode image files.
         **options: fields of :class:`snugfit._data.split.SplitOptions`; images of folders have 224 pixels by default.
@@ -158,6 +167,9 @@ def load(name: str, *, data_dir: str | Path | None = None, workers: int = 2, **o
         UsageError: a number makes no sense.
         DataError: the data is missing, corrupt, or has another number of classes.
     """
+    if is_function(name):
+        found: Splits = import_module("snugfit._data.own").load_function(name, **options)
+        return found
     chosen = from_keywords(SplitOptions, options)
     with opening(name):
         source, path = _locate(name, data_dir)

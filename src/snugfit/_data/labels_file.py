@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from snugfit._core.amounts import Sides, height_and_width
+from snugfit._core.functions import is_function
 from snugfit._core.options import from_keywords
 from snugfit._core.paths import data_root, expanded
 from snugfit._data.decode import Decoder, check_headers
 from snugfit._data.files import FileNames, below, check_disjoint, lines, opening
 from snugfit._data.folder import CHECKED_FILES, VALIDATION, FileImages
+from snugfit._data.own import load_function
 from snugfit._data.sets import IMAGENET, Parts, Splits, check_class_count
 from snugfit._data.split import SplitOptions, assemble
 from snugfit.errors import DataError
@@ -134,7 +136,7 @@ def load_labelled(name: str, *, data_dir: str | Path | None = None, workers: int
     Missing splits are made as by :func:`snugfit._data.load`; there, an image counts to its rarest label.
 
     Args:
-        name: a folder with a ``labels.csv``, ``folder:`` before it is allowed.
+        name: a folder with a ``labels.csv``, ``folder:`` before it is allowed; or the user's own ``module:function``.
         data_dir: folder in which a name that is not a path is searched; ``SNUGFIT_DATA`` otherwise.
         workers: threads that decode image files.
         **options: fields of :class:`snugfit._data.split.SplitOptions`; images have 224 pixels by default.
@@ -144,6 +146,8 @@ def load_labelled(name: str, *, data_dir: str | Path | None = None, workers: int
         UsageError: a number makes no sense.
         DataError: there is no such data, it is damaged, or has another number of classes.
     """
+    if is_function(name):
+        return load_function(name, **options)
     chosen = from_keywords(SplitOptions, options)
     size = chosen.sides or IMAGE_SIZE
     with opening(name):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -124,6 +124,14 @@ def assemble(
         resources=parts.resources,
         border=parts.border,
     )
+
+
+def limited(found: Splits, options: SplitOptions) -> Splits:
+    """The splits with at most as many images as options say."""
+    train = _limited(found.train, options.max_train, options.seed)
+    val = _limited(found.val, options.max_val, options.seed)
+    test = None if found.test is None else _limited(found.test, options.max_val, options.seed)
+    return replace(found, train=train, val=val, test=test)
 
 
 def _divide(parts: Parts, val_fraction: float, seed: int) -> tuple[ImageSet, ImageSet, ImageSet | None]:

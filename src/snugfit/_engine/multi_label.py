@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from snugfit._chain import Chain
+from snugfit._core.functions import is_function
 from snugfit._core.request import Request
 from snugfit._data import Batches, Splits
 from snugfit._data.labels_file import labels_path, load_labelled
@@ -34,7 +35,7 @@ def _facts(request: Request, chain: Chain, splits: Splits) -> dict[str, Any]:
 
 
 def _place(name: str, data_dir: str | None) -> str:
-    return str(labels_path(name, data_dir).absolute())
+    return name if is_function(name) else str(labels_path(name, data_dir).absolute())
 
 
 RULES = TaskRules(load_labelled, Batches, _place, None, _facts, crops=True)

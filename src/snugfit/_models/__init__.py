@@ -147,7 +147,7 @@ def build(name: str, classes: int, image_size: int, channels: int = 3) -> nn.Mod
     if separator and source == "timm":
         return external.from_timm(rest, classes, channels)
     if separator:
-        return external.from_callable(source, rest, classes)
+        return external.from_callable(name, classes)
     if external.torchvision_knows(name):
         return external.from_torchvision(name, classes, channels)
     raise unknown_model(name, names())

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from snugfit.errors import ModelError, UnknownNameError, is_out_of_memory
+from snugfit._core.functions import attempt, call_function, reason
+from snugfit.errors import ModelError, UnknownNameError
 
 _DETECTION = ("nms", "qnms")
 """Operators that torchvision refers to at import, even if its compiled part is not loaded."""
@@ -50,22 +48,12 @@ def from_timm(name: str, classes: int, channels: int) -> nn.Module:
     )
 
 
-def from_callable(module_name: str, function_name: str, classes: int) -> nn.Module:
+def from_callable(name: str, classes: int) -> nn.Module:
     """Call the user's own function or class, with ``classes`` or ``num_classes`` if it takes it.
 
     Modules in the current directory are found.
     """
-    label = f"{module_name}:{function_name}"
-    with _current_directory_importable():
-        try:
-            function = getattr(importlib.import_module(module_name), function_name)
-        except Exception as error:
-            if is_out_of_memory(error):  # because of the budget, not of the module
-                raise
-            raise ModelError(
-                f"cannot import {label}: {_reason(error)}. Write it as package.module:function."
-            ) from error
-        return _call(label, lambda: function(**_class_argument(function, classes)))
+    return _module_of(name, call_function(name, ModelError, lambda function: _class_argument(function, classes)))
 
 
 def _package(module: str, package: str) -> Any:
@@ -80,12 +68,12 @@ def _package(module: str, package: str) -> Any:
         raise ModelError(f'{package} is not installed; install it with: pip install "snugfit[vision]"') from error
     except RuntimeError as error:
         if f"torchvision::{_DETECTION[0]} does not exist" not in str(error):
-            raise ModelError(f"{package} cannot be imported: {_reason(error)}.") from error
+            raise ModelError(f"{package} cannot be imported: {reason(error)}.") from error
     _declare_detection()
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:
-        raise ModelError(f"{package} does not match torch {torch.__version__}: {_reason(error)}.") from error
+        raise ModelError(f"{package} does not match torch {torch.__version__}: {reason(error)}.") from error
 
 
 @cache
@@ -99,12 +87,10 @@ def _declare_detection() -> torch.library.Library:
 
 
 def _call(label: str, function: Callable[[], Any]) -> nn.Module:
-    try:
-        model = function()
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        raise ModelError(f"{label} failed: {_reason(error)}.") from error
+    return _module_of(label, attempt(label, function, ModelError))
+
+
+def _module_of(label: str, model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ModelError(f"{label} returned {type(model).__name__}, not a torch.nn.Module.")
     return model
@@ -116,21 +102,3 @@ def _class_argument(function: Callable[..., Any], classes: int) -> dict[str, int
     except (TypeError, ValueError):
         return {}
     return next(({name: classes} for name in ("classes", "num_classes") if name in parameters), {})
-
-
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
-
-
-@contextlib.contextmanager
-def _current_directory_importable() -> Iterator[None]:
-    directory = str(Path.cwd())
-    added = directory not in sys.path
-    if added:
-        sys.path.insert(0, directory)
-    try:
-        yield
-    finally:
-        if added:
-            sys.path.remove(directory)

@@ -110,4 +110,4 @@ def test_memory_that_is_refused_is_no_defect_of_the_module(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "hungry_nets", raising=False)
     with pytest.raises(MemoryError):
-        from_callable("hungry_nets", "net", 3)
+        from_callable("hungry_nets:net", 3)
