@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,7 @@ def test_a_network_of_several_inputs_is_trained_and_resumed_by_names(module: str
     loaded, inputs = snugfit.load(tmp_path / "run"), (torch.zeros(2, 3, 8, 8), torch.ones(2, 2))
     logits: Tensor = loaded(*inputs)
     assert logits.shape == (2, 2)
+    recorded = json.loads((tmp_path / "whole" / "record.json").read_text())["accuracy"]["val"]
+    assert snugfit.evaluate(tmp_path / "whole", split="val")["accuracy"] == recorded
+    with pytest.raises(DataError, match="whole has items of another shape than the model was trained on"):
+        snugfit.evaluate(tmp_path / "whole", data=f"{module}:whole", split="val")

@@ -7,6 +7,7 @@ from snugfit._chain.chain import classifier_names as classifier_names
 from snugfit._chain.hooks import tracking_norms as tracking_norms
 from snugfit._chain.initialise import initialise_by_reset as initialise_by_reset
 from snugfit._chain.inputs import take_inputs as take_inputs
+from snugfit._chain.inputs import taking_one_tensor as taking_one_tensor
 from snugfit._chain.store import UnitStore as UnitStore
 from snugfit._chain.store import distinct_state as distinct_state
 from snugfit._chain.store import load_into as load_into

@@ -57,6 +57,7 @@ class FinishedRun:
     def images(self) -> RunImages:
         """Test images; validation images if there are none."""
         untested = self.data is None and self.record.accuracy.get("test") is None
+        self.architecture.require_files()
         return run_images(self.folder, self.data, self.data_dir, "val" if untested else None)
 
     @cached_property

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from snugfit import _data as datasets
+from snugfit._chain import taking_one_tensor
+from snugfit._core.functions import is_function
 from snugfit._core.option_groups import FROM_PYTHON, DataOptions, Split
 from snugfit._core.options import checked
 from snugfit._core.record import PRECISIONS
@@ -19,6 +21,7 @@ from snugfit._core.request import Request
 from snugfit._core.workload import TaskName
 from snugfit._data import ImageSet, Transform, image_folder
 from snugfit._data.decode import Decoder, upright_size
+from snugfit._data.prepared import AsIs
 from snugfit._engine.loading import Architecture, ModuleOrFactory, load
 from snugfit._engine.tasks import rules_of
 from snugfit._storage.run_folder import read_data, read_record
@@ -63,12 +66,13 @@ def run_images(
     The default split is ``test``, or ``all`` for a folder other than the run's.
     """
     architecture, request = Architecture.read(folder), read_data(Request, folder / "request.json")
-    architecture.require_files()
+    name = data or request.data.name
+    if not is_function(name):
+        architecture.require_files()
     own = data is None or _is_own(data, data_dir, request.data)
     chosen = checked("split", Split | None, split) or (
         "test" if own or not _is_folder(str(data), architecture.task) else "all"
     )
-    name = data or request.data.name
     if name == FROM_PYTHON:
         raise UsageError("this run trained on data of your own; name a data set or folder:PATH with --data.")
     class_names, sets = _open(name, data_dir, chosen, own, architecture, request)
@@ -79,7 +83,8 @@ def run_images(
         raise DataError(f"{name} has other classes than the model of {folder}: {', '.join(class_names)}.")
     if not sets:
         raise DataError(f"{name} has no {chosen} split.")
-    transform = Transform(architecture.mean, architecture.std, flip=False)
+    kind = AsIs if architecture.as_is else Transform
+    transform = kind(architecture.mean, architecture.std, flip=False)
     return RunImages(name, chosen, tuple(sets), transform, images_at_once(folder), architecture.task)
 
 
@@ -116,12 +121,14 @@ def _open(
     splits = rules_of(architecture.task).load(
         data,
         data_dir=data_dir,
-        image_size=shape[1:],
+        image_size=None if architecture.as_is else shape[1:],
         max_train=options.max_train if own else None,
         max_val=options.max_val if own else None,
         seed=request.training.seed,
         workers=options.workers,
     )
+    if (splits.image_shape, splits.inputs) != (shape, architecture.inputs):
+        raise DataError(f"{data} has items of another shape than the model was trained on. Prepare them alike.")
     sets = [getattr(splits, name) for name in (_SPLITS if split == "all" else (split,))]
     return splits.class_names, [images for images in sets if images is not None]
 
@@ -136,7 +143,8 @@ def measured(
     """Measure the model of a run on a split; see :func:`snugfit.evaluate`."""
     architecture, images = Architecture.read(folder), run_images(folder, data, data_dir, split)
     names, task = architecture.class_names, _task(architecture)
-    score = measure(task, load(folder, model), images.batches(), torch.device("cpu"))
+    network = taking_one_tensor(load(folder, model), architecture.inputs)
+    score = measure(task, network, images.batches(), torch.device("cpu"))
     per_class = dict(zip(names, score.per_class, strict=True))
     figures: dict[str, Any] = {key: score.value for key, name in PRECISIONS.items() if name == task.metric}
     figures = figures or {"top5": score.top5, "confusion": score.confusion}
