@@ -217,13 +217,13 @@ class TrainingOptions(Checked):
             share is from Beta(a, a) for this a, like 1. With --mixup each step takes one of the two. For backprop and
             checkpoint; not to detect, or with class weights.
         label_smoothing: share of each target that is spread evenly over all classes, in the cross entropies of the
-            network and of local losses; not to detect.
+            network and of local losses; not to detect, or for several labels.
         class_weights: weights of the classes in the cross entropy: balanced (in inverse proportion to their training
             images, 1 on average over the images), or a number for each class, like 1,2.5. For backprop and
-            checkpoint; not to detect.
-        loss: the network's loss: cross-entropy, or focal, which counts images less that are classified well. In Python
-            also a function of logits and labels that returns their mean loss. Other losses than cross-entropy are for
-            backprop and checkpoint, without class weights and label smoothing; not to detect.
+            checkpoint; not to detect, or for several labels.
+        loss: the network's loss: cross-entropy (binary for several labels), or focal, which counts what is classified
+            well less. In Python also a function of logits and labels that returns their mean loss. Others than
+            cross-entropy are for backprop and checkpoint, without class weights and label smoothing; not to detect.
         focal_gamma: exponent of the focal loss, 2 by default: how much less an image counts that is classified well.
         seed: seed of everything random.
     """
