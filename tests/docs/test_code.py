@@ -172,6 +172,10 @@ def test_python_of_own_data(tmp_path):
     run(f"{several}\nassert len(plan.plan.workload.inputs) == 3 and plan.plan.choice is not None", tmp_path)
 
 
+def test_python_of_several_labels(tmp_path):
+    assert 0 <= float(run(code_blocks(ROOT / "docs/howto/several_labels.md", "python")[0], tmp_path)) <= 1
+
+
 def test_python_of_an_estimate(tmp_path):
     printed = run(code_blocks(ROOT / "docs/profiling.md", "python")[0], tmp_path)
     assert "what would lower" in printed and int(printed.split()[-1]) > 0
@@ -181,7 +185,7 @@ def test_no_page_is_left_out():
     """The code of docs/adding_a_strategy.md is run by test_plugins.py."""
     elsewhere = {
         *("adding_a_strategy", "detection", "howto/finished_runs", "methods/backprop", "methods/tiled"),
-        *("own_training_loop", "profiling", "data_and_models"),
+        *("own_training_loop", "profiling", "data_and_models", "howto/several_labels"),
     }
     found = {name(page) for page in PAGES if code_blocks(page, "python")}
     assert found == {*TRAINING, *(f"docs/{page}.md" for page in elsewhere)}

@@ -42,9 +42,11 @@ def binary_loss(logits: Tensor, targets: Tensor, gamma: float | None = None) -> 
 
     With ``gamma`` it is the binary focal loss of the paper of :func:`focal_loss`, equation 4.
     """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    targets = targets.to(logits.dtype)
     if gamma is None:
-        return F.binary_cross_entropy_with_logits(logits.float(), targets)
-    present, absent = (_focused(F.softplus(sign * logits.float()), gamma) for sign in (-1, 1))
+        return F.binary_cross_entropy_with_logits(logits, targets)
+    present, absent = (_focused(F.softplus(sign * logits), gamma) for sign in (-1, 1))
     return (targets * present + (1 - targets) * absent).mean()
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 from training_samples import make_workload
 
-from snugfit._training.losses import check_loss, focal_loss
+from snugfit._training.losses import binary_loss, check_loss, focal_loss
 from snugfit._training.task import task_of
 from snugfit.errors import UsageError
 
@@ -51,6 +51,35 @@ def test_the_focal_loss_of_mixed_targets_is_that_of_both_labels():
 def test_a_loss_must_take_the_targets_of_mixed_images():
     work = make_workload(classes=3, mixed=True)
     check_loss(nn.CrossEntropyLoss(), work, CPU)
+    with pytest.raises(UsageError, match=r"loss= failed for .* and probabilities of shape \(4, 3\)"):
+        check_loss(lambda outputs, labels: outputs.gather(1, labels[:, None]).mean(), work, CPU)
+
+
+VECTORS = F.one_hot(LABELS, 4).float() + torch.tensor([1.0, 0, 0, 0]) * (LABELS > 0)[:, None]
+
+
+def test_several_labels_have_binary_losses_by_their_formulas():
+    work, p = make_workload(classes=4, task="multi-label"), logits().sigmoid()
+    binary = -(VECTORS * p.log() + (1 - VECTORS) * (1 - p).log()).mean()
+    torch.testing.assert_close(task_of(work).loss(logits(), VECTORS), binary, rtol=1e-12, atol=0)
+    focal = -(VECTORS * (1 - p) ** 3 * p.log() + (1 - VECTORS) * p**3 * (1 - p).log()).mean()
+    work = make_workload(classes=4, task="multi-label", loss="focal", focal_gamma=3.0)
+    torch.testing.assert_close(task_of(work).loss(logits(), VECTORS), focal, rtol=1e-12, atol=0)
+    half = task_of(work).loss(logits().bfloat16(), VECTORS)
+    assert half.dtype == torch.float32 and abs(half - focal) < 0.01 * focal
+
+
+@pytest.mark.parametrize("gamma", [None, 0.0, 0.5, 2.0])
+def test_certain_labels_have_finite_losses_and_gradients(gamma):
+    outputs = torch.tensor([[1000.0, -1000.0, 1000.0]], requires_grad=True)
+    found = binary_loss(outputs, torch.tensor([[1.0, 0.0, 0.0]]), gamma)
+    found.backward()
+    assert found.item() == pytest.approx(1000 / 3) and outputs.grad.isfinite().all()
+
+
+def test_a_loss_must_take_vectors_if_there_are_several_labels():
+    work = make_workload(classes=3, task="multi-label")
+    check_loss(nn.BCEWithLogitsLoss(pos_weight=torch.ones(3)), work, CPU)
     with pytest.raises(UsageError, match=r"loss= failed for .* and probabilities of shape \(4, 3\)"):
         check_loss(lambda outputs, labels: outputs.gather(1, labels[:, None]).mean(), work, CPU)
 
