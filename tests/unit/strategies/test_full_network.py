@@ -203,10 +203,13 @@ def test_steps_that_hold_gradients_have_the_kernels_that_the_others_showed():
 
 def test_reasons_name_the_smallest_budget():
     found = profile({}, floors={"network": 100 * MB})
-    lack = network_shortfall(found, found.floors["network"], Budget("50MB"))
+    lack = network_shortfall(found, found.floors["network"], Budget("50MB"), workload())
     assert lack == Shortfall((f"one sample needs {ONE_SAMPLE // MB} MB",), ONE_SAMPLE)
-    assert network_shortfall(found, found.floors["network"], Budget("200MB")).smallest_bytes == 201 * MB, (
-        "what was measured not to fit does not fit"
+    larger = network_shortfall(found, found.floors["network"], Budget("200MB"), workload())
+    assert larger.smallest_bytes == 201 * MB, "what was measured not to fit does not fit"
+    several = workload(task="multi-label", val_count=100_000)
+    assert (
+        network_shortfall(found, found.floors["network"], Budget("50MB"), several).smallest_bytes > ONE_SAMPLE + 5 * MB
     )
 
 
