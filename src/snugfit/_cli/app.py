@@ -37,7 +37,7 @@ COMMANDS = {
     "verify": f"{_FINISHED}:verify",
 }
 """Functions by command. A module is imported when the command line names the command."""
-SHORT_HELP = ("plan", "train")
+SHORT_HELP = ("plan", "train", "profile", "estimate")
 """Commands whose ``--help`` shows the most used flags, and ``--help-all`` all of them."""
 _HELP_FLAGS = ("--help", "-h", ALL_FLAGS)
 

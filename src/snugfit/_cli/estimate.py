@@ -10,6 +10,7 @@ from cyclopts import Group, Parameter
 from snugfit._cli.child_process import make_job, run_job
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._core import known
+from snugfit._core.options import Common
 from snugfit._core.estimate import EstimateOptions, MemoryEstimate
 
 _PANEL = Group("Estimate", sort_key=1)
@@ -17,7 +18,9 @@ _PANEL = Group("Estimate", sort_key=1)
 
 def estimate(
     *,
-    model: Annotated[str, Parameter(group=_PANEL)] = "vgg16",
+    model: Annotated[
+        str, Parameter(group=_PANEL), Common("NAME", "network: vgg16, resnet18, timm:NAME or module:function")
+    ] = "vgg16",
     options: Annotated[EstimateOptions, Parameter(name="*", group=_PANEL)],
     output: OutputOptions = SHOW_ALL,
 ) -> None:

@@ -108,9 +108,11 @@ class ProfileOptions:
         chart: HTML page to write a chart of --activation-memory to.
     """
 
-    tensors: Annotated[bool, Parameter(negative="")] = False
+    tensors: Annotated[bool, Parameter(negative=""), Common("", "add the training time of each tensor")] = False
     learning_signal: Annotated[bool, Parameter(negative="", group=PAPERS)] = False
-    activation_memory: Annotated[bool, Parameter(negative="", group=PAPERS)] = False
+    activation_memory: Annotated[
+        bool, Parameter(negative="", group=PAPERS), Common("", "add the activation memory of each block")
+    ] = False
     trained: Annotated[Trained | None, Parameter(group=PAPERS)] = None
     chart: Annotated[str | None, Parameter(group=PAPERS)] = None
 

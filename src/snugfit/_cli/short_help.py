@@ -19,7 +19,8 @@ def short_help(name: str, function: Callable[..., Any]) -> str:
     """Usage, summary, the flags marked as :class:`~snugfit._core.options.Common`, and the docstring's examples."""
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = [each for each in hints.items() if each[0] != "return"]
-    marked = [mark for each in parameters for mark in common_options(*each)]
+    found = [mark for each in parameters for mark in common_options(*each)]
+    marked = [(option, mark) for option, mark in found if name in (mark.commands or (name,))]
     flags = {f"--{option.replace('_', '-')} {mark.value}".strip(): mark.text for option, mark in marked}
     documentation = inspect.cleandoc(function.__doc__ or "")
     width = get_terminal_size().columns

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from snugfit._core.amounts import parse_batches
-from snugfit._core.options import Checked, Count, InputShape, Size, Text, Workers
+from snugfit._core.options import Checked, Common, Count, InputShape, Size, Text, Workers
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import OptimizerName, OptimizerSettings, OptimizerState, Precision, WeightDtype
 from snugfit._quantities import format_bytes
@@ -51,15 +51,15 @@ class EstimateOptions(Checked):
         threads: compute threads of --measure; all cores by default, or OMP_NUM_THREADS.
     """
 
-    input_shape: InputShape
-    classes: Count | None = None
-    batch_size: BatchSizes = "128"
-    memory: Size | None = None
-    optimizer: OptimizerName = "sgd"
+    input_shape: Annotated[InputShape, Common("SHAPE", "one image, like 3x224x224; required")]
+    classes: Annotated[Count | None, Common("N", "outputs of a model that is given by name; 10 by default")] = None
+    batch_size: Annotated[BatchSizes, Common("N", "images of a step, like 32 or 32,64; 128 by default")] = "128"
+    memory: Annotated[Size | None, Common("SIZE", "also say what fits this budget, like 2GB")] = None
+    optimizer: Annotated[OptimizerName, Common("NAME", "sgd (by default), adamw or schedulefree")] = "sgd"
     optimizer_state: OptimizerState = "float32"
     precision: Precision = "float32"
     weight_dtype: WeightDtype = "float32"
-    measure: bool = False
+    measure: Annotated[bool, Common("", "also run real steps, and measure their peak")] = False
     threads: Workers | None = None
 
     def __post_init__(self) -> None:

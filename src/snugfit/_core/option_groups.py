@@ -37,6 +37,7 @@ from snugfit._core.workload import (
 )
 from snugfit.errors import UsageError
 
+_RUNS = ("plan", "train")
 SYNTHETIC = "synthetic images"
 """Name of data of which only the shape is given."""
 Trained = Literal["sidenet", "head", "bias+head", "full"]
@@ -61,7 +62,7 @@ class ModelOptions(Checked):
     """
 
     model: Annotated[str, Common("NAME", "network: vgg16, resnet18, timm:NAME or module:function")] = "vgg16"
-    weights: Annotated[str | None, Common("FILE", "pre-trained weights to start from, or imagenet")] = None
+    weights: Annotated[str | None, Common("FILE", "pre-trained weights to start from, or imagenet", _RUNS)] = None
     image_size: ImageSize | int | None = None
 
     @property
@@ -91,10 +92,12 @@ class DataOptions(Checked):
     data: Annotated[str | None, Common("NAME", "data set, folder:PATH with a folder per class, or module:function")] = (
         None
     )
-    input_shape: InputShape | None = None
+    input_shape: Annotated[
+        InputShape | None, Common("SHAPE", "one image, like 3x32x32, instead of data", ("profile",))
+    ] = None
     task: TaskName = "classify"
     data_dir: str | None = None
-    classes: Count | None = None
+    classes: Annotated[Count | None, Common("N", "number of classes, with --input-shape", ("profile",))] = None
     max_train: Count | None = None
     max_val: Count | None = None
     workers: Annotated[int, Range(0, 1024)] = 2
@@ -121,7 +124,7 @@ class BudgetOptions(Checked):
             processes, each with the whole memory budget.
     """
 
-    memory: Annotated[Size | None, Common("SIZE", "memory budget, like 100MB; unlimited by default")] = None
+    memory: Annotated[Size | None, Common("SIZE", "memory budget, like 100MB; unlimited by default", _RUNS)] = None
     total_memory: SizeOrAuto | None = None
     storage: Size | None = None
     time_ratio: TimeRatio | None = None
@@ -228,12 +231,12 @@ class TrainingOptions(Checked):
         seed: seed of everything random.
     """
 
-    epochs: Annotated[Count, Common("N", "passes over the training images; 10 by default")] = 10
+    epochs: Annotated[Count, Common("N", "passes over the training images; 10 by default", _RUNS)] = 10
     batch_size: Annotated[Count | None, Common("N", "images per step; 128 by default")] = None
     batch_limit: Count | None = None
     optimizer: OptimizerName | None = None
     optimizer_state: OptimizerState | None = None
-    lr: Annotated[Positive | None, Common("RATE", "peak learning rate; depends on the optimizer by default")] = None
+    lr: Positive | None = None
     weight_decay: Annotated[float | None, Range(least=0)] = None
     schedule: ScheduleName | None = None
     warmup_epochs: Annotated[float, Range(least=0)] = 0.0
@@ -298,7 +301,7 @@ class BaseStrategyOptions(Checked):
             and few training images); time by default, accuracy if --weights are given.
     """
 
-    strategy: Annotated[str, Common("NAME", "way of training; by default the best that fits")] = "auto"
+    strategy: Annotated[str, Common("NAME", "way of training; by default the best that fits", _RUNS)] = "auto"
     aim: Aim | None = None
 
 
@@ -315,9 +318,9 @@ class MachineOptions(Checked):
             ``XDG_CACHE_HOME`` or ``~/.cache``), a folder, renew (measure again and replace the cache), or off.
     """
 
-    device: Annotated[Device | None, Common("NAME", "cpu or cuda; cuda by default if available")] = None
+    device: Device | None = None
     threads: Workers | None = None
-    out: Annotated[str | None, Common("FOLDER", "run folder; a new one under runs/ by default")] = None
+    out: Annotated[str | None, Common("FOLDER", "run folder; a new one under runs/ by default", ("train",))] = None
     cache_dir: str | None = None
     profile_cache: str = "auto"
 

@@ -76,15 +76,17 @@ class Text:
 
 @dataclass(frozen=True)
 class Common:
-    """Marks an option that the short help of ``plan`` and ``train`` shows.
+    """Marks an option that the short help of commands shows.
 
     Attributes:
         value: what the flag takes, like SIZE; empty for a flag without a value.
         text: a line of help.
+        commands: whose short help shows it; all that have the option by default.
     """
 
     value: str
     text: str
+    commands: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
