@@ -163,6 +163,15 @@ def test_version(snugfit):
         (["plan", "--compare-steps", "3"], "add --compare"),
         (["plan", "--loss", "focal", "--label-smoothing", "0.1"], "--label-smoothing applies to cross entropy"),
         (["train", "--class-weights", "1,0"], "--class-weights must be balanced, or a number above 0 for each class"),
+        (["plan", "--optimizer", "schedulefree", "--schedule", "cosine"], "has no --schedule cosine"),
+        (
+            ["plan", "--schedule", "one-cycle", "--warmup-epochs", "1"],
+            "--warmup-epochs 1 is not supported with --schedule",
+        ),
+        (
+            ["plan", "--optimizer", "schedulefree", "--weight-dtype", "bfloat16"],
+            "which averages weights; use sgd or adamw",
+        ),
         (["plan", "--strategy", "blockwize"], "'blockwise'"),
         (["predict", "run", "folder", "--top", "0"], "--top must be"),
         (["evaluate", "run", "--split", "tst"], "Did you mean 'test'?"),

@@ -10,8 +10,8 @@ from cyclopts import Group, Parameter
 from snugfit._cli.child_process import make_job, run_job
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._core import known
-from snugfit._core.options import Common
 from snugfit._core.estimate import EstimateOptions, MemoryEstimate
+from snugfit._core.options import Common
 
 _PANEL = Group("Estimate", sort_key=1)
 

@@ -8,9 +8,15 @@ from typing import Annotated, Any, Literal
 from snugfit._core.amounts import parse_batches
 from snugfit._core.options import Checked, Common, Count, InputShape, Size, Text, Workers
 from snugfit._core.serial import from_data, to_data
-from snugfit._core.workload import OptimizerName, OptimizerSettings, OptimizerState, Precision, WeightDtype
+from snugfit._core.workload import (
+    OptimizerName,
+    OptimizerSettings,
+    OptimizerState,
+    Precision,
+    WeightDtype,
+    check_weight_dtype,
+)
 from snugfit._quantities import format_bytes
-from snugfit.errors import UsageError
 
 METRIC = "peak bytes of live tensors in a training step, counted on the meta device"
 PROCESS_EXTRA_BYTES = 35_000_000
@@ -64,12 +70,8 @@ class EstimateOptions(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        settings = self.settings
-        if self.weight_dtype != "float32" and settings.averages:
-            raise UsageError(
-                f"--weight-dtype {self.weight_dtype} is not supported with --optimizer schedulefree, which averages "
-                "weights; use sgd or adamw."
-            )
+        _ = self.settings
+        check_weight_dtype(self.weight_dtype, self.optimizer)
 
     @property
     def settings(self) -> OptimizerSettings:

@@ -34,6 +34,7 @@ from snugfit._core.workload import (
     ScheduleName,
     TaskName,
     WeightDtype,
+    check_weight_dtype,
 )
 from snugfit.errors import UsageError
 
@@ -275,8 +276,14 @@ class TrainingOptions(Checked):
                 f"--class-weights {self.class_weights} weights images of one class, and {self.mixes} mixes classes; "
                 "leave one out."
             )
-        if self.ema is not None and self.optimizer == "schedulefree":
-            OptimizerSettings(self.optimizer, schedule="constant", ema=self.ema)
+        OptimizerSettings(  # refuses what its schedule, or schedulefree, does not support
+            self.optimizer or "sgd",
+            schedule=self.schedule or ("constant" if self.optimizer == "schedulefree" else "cosine"),
+            warmup_epochs=self.warmup_epochs,
+            state=self.optimizer_state or "float32",
+            ema=self.ema,
+        )
+        check_weight_dtype(self.weight_dtype, self.optimizer)
         if self.ema is not None and self.weight_dtype == "bfloat16":
             raise UsageError(
                 f"--ema {self.ema:g} adds less to an average than {self.weight_dtype} resolves; leave it out, or "

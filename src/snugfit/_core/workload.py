@@ -100,6 +100,15 @@ class OptimizerSettings(Checked):
         return self.name == "schedulefree"
 
 
+def check_weight_dtype(weight_dtype: str | None, optimizer: str | None) -> None:
+    """Refuse lowered weights with an optimizer that averages them; raises UsageError."""
+    if weight_dtype not in (None, "float32") and optimizer == "schedulefree":
+        raise UsageError(
+            f"--weight-dtype {weight_dtype} is not supported with --optimizer schedulefree, which averages weights; "
+            "use sgd or adamw."
+        )
+
+
 @dataclass(frozen=True)
 class Workload:
     """Model, data shapes and counts, optimizer, epochs and precision.
@@ -193,11 +202,7 @@ class Workload:
     def __post_init__(self) -> None:
         if self.task == "detect" and not (self.anchors and self.most_boxes):
             raise UsageError("detection needs anchors, and at least one box in an image.")
-        if self.weight_dtype != "float32" and self.optimizer.averages:
-            raise UsageError(
-                f"--weight-dtype {self.weight_dtype} is not supported with --optimizer schedulefree, which averages "
-                "weights; use sgd or adamw."
-            )
+        check_weight_dtype(self.weight_dtype, self.optimizer.name)
         for name in ("epochs", "batch_size", "batch_limit", "classes", "train_count"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name.replace('_', ' ')} must be at least 1, not {getattr(self, name)}.")

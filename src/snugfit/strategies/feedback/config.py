@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from snugfit._core.option_groups import BaseRequest
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit.strategies.micro_batch import AccumulationOptions
 
@@ -30,3 +31,7 @@ class Config(StrategyConfig):
     options = FeedbackOptions
     order = 70
     only_named = True
+
+    def _unsupported(self, request: BaseRequest) -> str | None:
+        smoothing = request.training.label_smoothing  # its rules project the error of unsmoothed targets
+        return f"--label-smoothing {smoothing:g}" if smoothing else super()._unsupported(request)
