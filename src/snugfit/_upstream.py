@@ -100,7 +100,15 @@ def set_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def to_channels_last(module: nn.Module, device: torch.device | str | None = None) -> nn.Module:
-    """Move a module to a device and its 4-dimensional weights to channels_last, in place."""
-    move: Any = module.to  # its type stubs do not know memory_format
+    """Move a module to a device and its 4-dimensional tensors to channels_last, in place.
+
+    ``module.to(memory_format=...)`` also tries those of five dimensions, which have no such format, and fails.
+    """
+
+    def moved(tensor: Tensor) -> Tensor:
+        """A tensor of any shape, on the device."""
+        memory_format = torch.channels_last if tensor.dim() == 4 else torch.preserve_format
+        return tensor.to(device=device or tensor.device, memory_format=memory_format)
+
     with kept_shared(module):
-        return cast(nn.Module, move(device=device, memory_format=torch.channels_last))
+        return cast(nn.Module, module._apply(moved))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit._upstream import GROUP_NORM_MENDED, kept_shared, shared_names
+from snugfit._upstream import GROUP_NORM_MENDED, kept_shared, shared_names, to_channels_last
 from snugfit.memory import tensor_peak_bytes
 
 PACKAGES = ("_chain", "lean", "local", "memory", "profiling", "selection", "surgery", "tiling")
@@ -122,3 +122,11 @@ def test_shared_weights_come_apart_and_are_kept_shared(change):
         change(kept)
     assert kept[2].weight is kept[0].weight and kept[2].bias is not kept[0].bias
     assert shared_names(kept) == {"2.weight": "0.weight"} and not shared_names(alone)
+
+
+def test_tensors_of_five_dimensions_stay_as_they_are_in_channels_last():
+    module = nn.Sequential(nn.Conv2d(2, 4, 3))
+    module.register_buffer("mask", torch.zeros(1, 2, 1, 3, 4))  # as timm's Swin has them
+    to_channels_last(module)
+    assert module[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert module.get_buffer("mask").is_contiguous() and to_channels_last(module, "meta")[0].weight.is_meta

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from snugfit._core.option_groups import ExportFormat, Split
+from snugfit._core.option_groups import ExportFormat, OnnxOptions, Split
 from snugfit._core.options import Count, checked, from_keywords
 from snugfit._engine import loading
 
@@ -108,6 +108,7 @@ def export(
     format: str = "both",
     check: bool = True,
     model: nn.Module | Callable[[], nn.Module] | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Export the trained model of a run, with its class names and normalisation: ``architecture.json``, ONNX metadata.
 
@@ -121,19 +122,24 @@ def export(
         format: ``safetensors``, ``onnx`` (dynamic batch) or ``both``.
         check: compare ONNX Runtime's outputs with PyTorch's on random images.
         model: the module that was trained, if it was passed from Python.
+        **options: ``free_size`` lets ONNX images have any size. ``int8`` also writes ``model.int8.onnx``, quantised by
+            ONNX Runtime, and measures it on the run's data set or ``data`` (and ``data_dir``).
 
     Returns:
-        ``files`` written, and ``onnx_max_difference`` of the logits if it was checked.
+        ``files`` written, and ``onnx_max_difference`` of the logits if it was checked. With ``int8`` also a dictionary
+        of that name: ``bytes`` of the file, ``accuracy`` and ``float_accuracy`` on ``count`` images of ``split``.
 
     Raises:
-        UsageError: unknown format.
-        ModelError: the export extra is not installed, or the outputs differ.
+        UsageError: unknown format, or options that need another one.
+        ModelError: the export extra is not installed, the outputs differ, the network takes images of one size alone,
+            or ONNX Runtime cannot quantise it.
     """
     checked("format", ExportFormat, format)
     checked("check", bool, check)
     from snugfit._engine import exporting
 
-    return exporting.export(Path(run), None if out is None else Path(out), format, check, model)
+    target = None if out is None else Path(out)
+    return exporting.export(Path(run), target, format, check, model, from_keywords(OnnxOptions, options))
 
 
 def draw_report(

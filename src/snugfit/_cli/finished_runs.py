@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +14,11 @@ from cyclopts import Parameter
 from snugfit._cli.child_process import make_job, run_job
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._cli.output import FailedError, explain, note, unreported
-from snugfit._core.option_groups import ExportFormat, Split
+from snugfit._core.option_groups import PLAIN_ONNX, ExportFormat, OnnxOptions, Split
 from snugfit._core.options import Count, Workers
 from snugfit._core.record import PRECISIONS
 from snugfit._core.serial import to_data
+from snugfit._quantities import format_bytes
 from snugfit._storage.outputs import require_file, require_folder, whole_file
 from snugfit._storage.run_folder import Verification
 from snugfit._storage.run_folder import verify as verify_files
@@ -222,6 +224,7 @@ def export(
     out: str | None = None,
     check: bool = True,
     threads: Workers | None = None,
+    onnx: Annotated[OnnxOptions, Parameter(name="*", negative="")] = PLAIN_ONNX,
     output: OutputOptions = SHOW_ALL,
 ) -> None:
     """Write a finished run's model as safetensors and ONNX, and print the paths of the files.
@@ -230,6 +233,7 @@ def export(
 
     ```
     snugfit export runs/first --out deploy/
+    snugfit export runs/first --format onnx --int8 --out deploy/
     ```
 
     Args:
@@ -238,15 +242,24 @@ def export(
         out: where to write; the run folder by default.
         check: run the ONNX file and compare its outputs with the model's.
         threads: compute threads; all cores by default, or OMP_NUM_THREADS.
+        onnx: how ONNX files are written.
         output: what is shown.
     """
+    onnx.check(format)
     if out is not None:
         require_folder(out)
-    job = make_job("export", output, threads, arguments={"run": run, "out": out, "format": format, "check": check})
-    found = run_job(job)
+    arguments = {"run": run, "out": out, "format": format, "check": check, **asdict(onnx)}
+    found = run_job(make_job("export", output, threads, arguments=arguments))
     if found.get("onnx_max_difference") is not None:
         note(f"largest difference between the ONNX outputs and the model's: {found['onnx_max_difference']:.3g}")
+    if "int8" in found:
+        note(_int8_line(found["int8"]))
     output.show({"run_dir": run, **found}, "\n".join(found["files"]))
+
+
+def _int8_line(found: dict[str, Any]) -> str:
+    accuracies = f"{_percent(found['accuracy'])} of {found['count']} {found['split']} images"
+    return f"in 8 bits: {accuracies}, {_percent(found['float_accuracy'])} before; {format_bytes(found['bytes'])}"
 
 
 def verify(run: str, /, *, output: OutputOptions = SHOW_ALL) -> int:

@@ -352,3 +352,33 @@ class BaseRequest:
     def aim(self) -> Aim:
         """The aim of the plan: time by default, accuracy if weights are given."""
         return self.strategy.aim or ("time" if self.model.weights is None else "accuracy")
+
+
+@dataclass(frozen=True)
+class OnnxOptions(Checked):
+    """How ONNX files are written.
+
+    Attributes:
+        free_size: let images have any size, where the network takes it; the size of training alone otherwise.
+        int8: also write `model.int8.onnx`, with weights and feature maps in 8 bits, by ONNX Runtime's quantiser, and
+            measure its accuracy. It needs the data set.
+        data: data set for --int8, a name or `folder:PATH`; the run's own by default.
+        data_dir: where data sets are for --int8 (`SNUGFIT_DATA` otherwise).
+    """
+
+    free_size: bool = False
+    int8: bool = False
+    data: str | None = None
+    data_dir: str | None = None
+
+    def check(self, format: str) -> None:
+        """Check these options with the files to write; raises UsageError."""
+        if format == "safetensors" and (self.free_size or self.int8):
+            flag = "--int8" if self.int8 else "--free-size"
+            raise UsageError(f"{flag} is for ONNX; leave it out, or --format safetensors.")
+        if not self.int8 and (self.data, self.data_dir) != (None, None):
+            raise UsageError("--data and --data-dir of an export are for --int8; add it, or leave them out.")
+
+
+PLAIN_ONNX = OnnxOptions()
+"""ONNX files as they are by default."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from snugfit._chain.tracing import first_line
+from snugfit._core.option_groups import PLAIN_ONNX, OnnxOptions
 from snugfit._core.serial import to_data
 from snugfit._engine.loading import Architecture, ModuleOrFactory, load
+from snugfit._engine.quantising import INT8_FILE, quiet_session, without_notices, write_int8
 from snugfit._storage.manifest import listing
 from snugfit._storage.outputs import require_file, require_folder
 from snugfit._storage.tensor_file import MODEL_FILE
@@ -25,19 +30,25 @@ _METADATA = ("class_names", "mean", "std", "border", "model", "data", "task", "a
 
 
 def export(
-    folder: Path, out: Path | None, format: str, check: bool, model: ModuleOrFactory | None = None
+    folder: Path,
+    out: Path | None,
+    format: str,
+    check: bool,
+    model: ModuleOrFactory | None = None,
+    options: OnnxOptions = PLAIN_ONNX,
 ) -> dict[str, Any]:
     """Export the trained model of a run; see :func:`snugfit.export`."""
+    options.check(format)
     target = folder if out is None else out
     if out is not None or folder.is_dir():
         require_folder(target)
-        for name in (MODEL_FILE, "model.onnx", "architecture.json") if target.is_dir() else ():
+        for name in (MODEL_FILE, "model.onnx", INT8_FILE, "architecture.json") if target.is_dir() else ():
             require_file(target / name)
     module, architecture = load(folder, model), Architecture.read(folder)
     if architecture.inputs and format != "safetensors":
         raise ModelError("the network takes several inputs, and ONNX export takes one image; use --format safetensors.")
     target.mkdir(parents=True, exist_ok=True)
-    files, difference = [], None
+    files, difference, found = list[str](), None, {}
     if target.resolve() != folder.resolve():
         architecture.write(target)
     if format != "onnx":
@@ -47,18 +58,30 @@ def export(
         files.append(str(destination))
     if format != "safetensors":
         path = target / "model.onnx"
-        with listing(target) as manifest:
-            if manifest is not None:
-                manifest.remove([path])
-            _write_onnx(module, architecture, path)
-            if manifest is not None:
-                manifest.add(path)
+        with _replacing(path):
+            _write_onnx(module, architecture, path, options.free_size)
         files.append(str(path))
-        difference = onnx_difference(module, architecture.input_shape, path) if check else None
-    return {"files": files, "onnx_max_difference": difference}
+        difference = onnx_difference(module, architecture.input_shape, path, options.free_size) if check else None
+    if options.int8:
+        smaller = target / INT8_FILE
+        with _replacing(smaller):
+            found = {"int8": write_int8(folder, path, smaller, options)}
+        files.append(str(smaller))
+    return {"files": files, "onnx_max_difference": difference, **found}
 
 
-def _write_onnx(module: nn.Module, architecture: Architecture, path: Path) -> None:
+@contextmanager
+def _replacing(path: Path) -> Iterator[None]:
+    """A file is written inside; in a run folder its manifest follows."""
+    with listing(path.parent) as manifest:
+        if manifest is not None:
+            manifest.remove([path])
+        yield
+        if manifest is not None:
+            manifest.add(path)
+
+
+def _write_onnx(module: nn.Module, architecture: Architecture, path: Path, free_size: bool) -> None:
     """Write the model; its metadata holds normalisation, class names and task, as JSON texts."""
     try:
         import onnx
@@ -68,19 +91,23 @@ def _write_onnx(module: nn.Module, architecture: Architecture, path: Path) -> No
         raise ModelError('ONNX export needs more packages: pip install "snugfit[export]".') from error
     example = torch.randn(2, *architecture.input_shape)
     module(example)  # a module that builds parts at its first use must not do so while it is traced
-    batch = torch.export.Dim("batch", min=1, max=65536)
+    dynamic: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=65536)}
+    if free_size:
+        _require_free_size(module, architecture.input_shape)
+        dynamic |= {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
     try:
-        torch.onnx.export(
-            module,
-            (example,),
-            path,
-            input_names=["images"],
-            output_names=["logits"],
-            dynamic_shapes=({0: batch},),
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
+        with without_notices():
+            torch.onnx.export(
+                module,
+                (example,),
+                path,
+                input_names=["images"],
+                output_names=["logits"],
+                dynamic_shapes=(dynamic,),
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
     except torch.onnx.OnnxExporterError as error:
         raise ModelError(
             f"torch.onnx cannot export {type(module).__name__}, whose forward pass may depend on data; "
@@ -92,22 +119,49 @@ def _write_onnx(module: nn.Module, architecture: Architecture, path: Path) -> No
     onnx.save(written, path)
 
 
+def _larger(shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Another size of images, whose height and width differ."""
+    channels, height, width = shape
+    return channels, height + 32, width + 64
+
+
 @torch.no_grad()
-def onnx_difference(module: nn.Module, shape: tuple[int, int, int], path: Path) -> float:
-    """Largest absolute difference of logits on random images, in batches of 1 and 3; ModelError if it is too large."""
+def _require_free_size(module: nn.Module, shape: tuple[int, int, int]) -> None:
+    """Refuse a network that takes images of one size alone; raises ModelError."""
+    larger = _larger(shape)
     try:
-        import onnxruntime
+        module(torch.zeros(1, *larger))
+    except Exception as error:
+        sizes = " x ".join(map(str, shape[1:]))
+        raise ModelError(
+            f"--free-size: {type(module).__name__} takes images of {sizes} alone, since it fails on images of "
+            f"{larger[1]} x {larger[2]}; leave it out."
+        ) from error
+
+
+@torch.no_grad()
+def onnx_difference(module: nn.Module, shape: tuple[int, int, int], path: Path, free_size: bool = False) -> float:
+    """Largest absolute difference of logits on random images, in batches of 1 and 3; ModelError if it is too large.
+
+    With ``free_size`` the second batch has larger images.
+    """
+    try:
+        session = quiet_session(path)
     except ImportError as error:
         raise ModelError('checking ONNX needs ONNX Runtime: pip install "snugfit[export]".') from error
-    try:
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except Exception as error:
         raise UnusableInputError(f"ONNX Runtime cannot load {path}: {error}") from error
     worst = 0.0
-    for batch in (1, 3):
-        images = torch.randn(batch, *shape)
+    for images in (torch.randn(1, *shape), torch.randn(3, *(_larger(shape) if free_size else shape))):
         expected = module(images)
-        (actual,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+        try:
+            (actual,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+        except Exception as error:
+            taken, fixed = (" x ".join(map(str, each)) for each in (images.shape[2:], shape[1:]))
+            reason = f" torch.onnx has fixed {fixed} in it; leave out --free-size." if free_size else ""
+            raise ModelError(
+                f"ONNX Runtime fails with {path} on images of {taken}: {first_line(error)}.{reason}"
+            ) from error
         difference = float((torch.from_numpy(actual) - expected).abs().max())
         if difference > TOLERANCE * max(1.0, float(expected.abs().max())):
             raise ModelError(f"ONNX Runtime's logits differ from PyTorch's by {difference:.2g}; {path} is not usable.")

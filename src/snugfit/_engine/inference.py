@@ -133,6 +133,15 @@ def _open(
     return splits.class_names, [images for images in sets if images is not None]
 
 
+def task_of_run(folder: Path) -> Task:
+    """What a run's model does."""
+    architecture = Architecture.read(folder)
+    classes = len(architecture.class_names)
+    if architecture.task == "detect":
+        return Detection(classes, architecture.anchors, 1)
+    return MultiLabel(classes) if architecture.task == "multi-label" else Classification(classes)
+
+
 def measured(
     folder: Path,
     data: str | None = None,
@@ -142,7 +151,7 @@ def measured(
 ) -> dict[str, Any]:
     """Measure the model of a run on a split; see :func:`snugfit.evaluate`."""
     architecture, images = Architecture.read(folder), run_images(folder, data, data_dir, split)
-    names, task = architecture.class_names, _task(architecture)
+    names, task = architecture.class_names, task_of_run(folder)
     network = taking_one_tensor(load(folder, model), architecture.inputs)
     score = measure(task, network, images.batches(), torch.device("cpu"))
     per_class = dict(zip(names, score.per_class, strict=True))
@@ -150,14 +159,6 @@ def measured(
     figures = figures or {"top5": score.top5, "confusion": score.confusion}
     found = {"count": score.samples, "accuracy": score.value, "per_class": per_class}
     return {"data": images.name, "split": images.split, **found, **figures}
-
-
-def _task(architecture: Architecture) -> Task:
-    """What a trained model does."""
-    classes = len(architecture.class_names)
-    if architecture.task == "detect":
-        return Detection(classes, architecture.anchors, 1)
-    return MultiLabel(classes) if architecture.task == "multi-label" else Classification(classes)
 
 
 @torch.no_grad()
