@@ -27,7 +27,7 @@ def extras(given: str) -> list[str]:
 
 def test_lines_are_found_and_read():
     told = [given for path in SOURCES for given in installs(path)]
-    named = {"accelerate", "demo", "export", "huggingface", "lightning", "vision"}
+    named = {"accelerate", "demo", "export", "huggingface", "lightning", "ultralytics", "vision"}
     assert len(told) >= 5 and {extra for given in told for extra in extras(given)} == named
     with pytest.raises(AssertionError, match="names no extra"):
         extras("torchvision")
@@ -49,6 +49,7 @@ def test_extras_bring_what_errors_miss():
         "accelerate": {"accelerate"},
         "huggingface": {"transformers", "accelerate"},
         "lightning": {"lightning"},
+        "ultralytics": {"ultralytics"},
         "export": {"onnx", "onnxscript", "onnxruntime"},
         "vision": {"torchvision", "timm"},
     }

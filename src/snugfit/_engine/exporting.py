@@ -134,7 +134,7 @@ def _require_free_size(module: nn.Module, shape: tuple[int, int, int]) -> None:
     except Exception as error:
         sizes = " x ".join(map(str, shape[1:]))
         raise ModelError(
-            f"--free-size: {type(module).__name__} takes images of {sizes} alone, since it fails on images of "
+            f"--free-size: the network takes images of {sizes} alone, since it fails on images of "
             f"{larger[1]} x {larger[2]}; leave it out."
         ) from error
 

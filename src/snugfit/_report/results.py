@@ -102,11 +102,9 @@ def _number_blocks(axes: Axes, drawn: Sequence[Curve], blocks: Mapping[str, int]
 
 
 def exits(record: Record) -> str:
-    """Accuracy of every exit, against its depth and its size."""
+    """Accuracy of every exit, against its depth and its size; nothing for a network without exits."""
     if not record.exits:
-        return html.absent(
-            f"The strategy {record.strategy} trains one whole network: there are no exits to choose from."
-        )
+        return ""
     chosen = record.exit.get("index") if record.exit else None
     frontier = pareto(record.exits)
     marked = next((i for i, e in enumerate(record.exits) if e.index == chosen), None)

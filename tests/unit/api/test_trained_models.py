@@ -13,7 +13,7 @@ from torch import nn
 import snugfit
 from snugfit import evaluate, export, predict
 from snugfit._engine.loading import Architecture
-from snugfit.errors import UsageError
+from snugfit.errors import ModelError, UsageError
 
 COUNT = 40
 
@@ -144,3 +144,63 @@ def test_onnx_knows_classes_and_normalisation(trained, tmp_path):
     said = {item.key: json.loads(item.value) for item in onnx.load(tmp_path / "model.onnx").metadata_props}
     assert said["class_names"] == [str(digit) for digit in range(10)]
     assert (said["mean"], said["std"], said["border"]) == ([0.1307], [0.3081], 2)
+
+
+def pooled():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(8, 10))
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory):
+    """A run of a network that takes images of any size, on digits."""
+    where = tmp_path_factory.mktemp("pooled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(where / "cache"))
+        sizes = {"max_train": 60, "max_val": 30, "image_size": 8, "epochs": 1, "batch_size": 20}
+        snugfit.plan(pooled(), "digits", strategy="backprop", **sizes).run((), out=where / "run")
+    return where / "run"
+
+
+def test_onnx_takes_images_of_any_size_where_the_network_does(small_run, trained, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    export(small_run, tmp_path / "free", format="onnx", model=pooled, free_size=True)
+    images = torch.randn(2, 1, 21, 13)
+    session = runtime.InferenceSession(str(tmp_path / "free" / "model.onnx"))
+    found = session.run(None, {"images": images.numpy()})[0]
+    torch.testing.assert_close(torch.from_numpy(found), snugfit.load(small_run, pooled)(images).detach())
+    with pytest.raises(ModelError, match="--free-size: the network takes images of 32 x 32 alone"):
+        export(trained[0], tmp_path / "fixed", format="onnx", model=tiny, free_size=True)
+
+
+def test_int8_is_smaller_and_measured_on_test_images(small_run, tmp_path, capfd):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    found = export(small_run, tmp_path, format="onnx", model=pooled, int8=True)
+    path = tmp_path / "model.int8.onnx"
+    assert found["files"] == [str(tmp_path / "model.onnx"), str(path)] and "".join(capfd.readouterr()) == ""
+    expected, said = evaluate(small_run, model=pooled), found["int8"]
+    assert (said["split"], said["count"]) == ("test", expected["count"]) and said["bytes"] == path.stat().st_size
+    assert said["float_accuracy"] == expected["accuracy"] and said["calibration_images"] == 60
+    kinds = {node.op_type for node in pytest.importorskip("onnx").load(path).graph.node}
+    assert {"QuantizeLinear", "DequantizeLinear"} <= kinds
+    session, images = runtime.InferenceSession(str(path)), torch.rand(8, 1, 8, 8)  # within the range of digits
+    exact = snugfit.load(small_run, pooled)(images).detach()
+    near = torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+    assert 0 < float((near - exact).abs().max()) < 0.1 * float(exact.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"format": "safetensors", "int8": True}, "--int8 is for ONNX"),
+        ({"format": "safetensors", "free_size": True}, "--free-size is for ONNX"),
+        ({"data": "digits"}, "--data and --data-dir of an export are for --int8"),
+        ({"free_size": "maybe"}, "must be true or false"),
+    ],
+)
+def test_options_of_onnx_are_checked_first(options, says):
+    with pytest.raises(UsageError, match=says):
+        export("no/run", **options)

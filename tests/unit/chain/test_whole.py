@@ -41,6 +41,28 @@ def test_what_can_be_divided_is():
     assert len(chain.units) == 2 and not chain.undivided and not chain.reasons_against_units()
 
 
+class Masked(nn.Module):
+    """Adds a part of a buffer, as timm's Swin does; tracing keeps the part, not how it was made."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(4 * 14 * 14, 10)
+        self.register_buffer("mask", torch.arange(14.0), persistent=False)
+
+    def forward(self, x):
+        return self.fc((self.conv(x) + self.mask.unsqueeze(0)).flatten(1))
+
+
+def test_values_made_of_buffers_are_not_lost_on_the_meta_device():
+    reason = (
+        "Masked computes with a tensor that it makes of its own buffers, whose values a network without memory lacks"
+    )
+    assert Chain.from_any_module(Masked().to("meta"), SHAPE).undivided == reason
+    model, images = Masked(), torch.rand(2, *SHAPE)
+    chain = Chain.from_any_module(model, SHAPE)
+    assert not chain.undivided and torch.equal(chain(images), model(images))
+
+
 class Answers(nn.Module):
     """Branches on data, and returns what a test wants."""
 

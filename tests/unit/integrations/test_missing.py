@@ -10,7 +10,12 @@ from snugfit import integrations
 from snugfit.errors import SnugfitError, UsageError
 from snugfit.integrations._budget import LoopBudget
 
-LIBRARIES = {"lightning": "lightning", "huggingface": "transformers", "accelerate": "accelerate"}
+LIBRARIES = {
+    "lightning": "lightning",
+    "huggingface": "transformers",
+    "accelerate": "accelerate",
+    "ultralytics": "ultralytics",
+}
 
 
 @pytest.mark.parametrize("module", integrations.__all__)

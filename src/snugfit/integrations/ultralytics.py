@@ -1,0 +1,114 @@
+"""A memory budget for ultralytics: callbacks that plan, enforce and report.
+
+They set the trainer's ``batch``, as its own answer to refused memory does; it accumulates to ``nbs`` images as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from snugfit._engine.step_plan import LibraryStep
+from snugfit.errors import UsageError
+from snugfit.integrations._batches import bytes_of, example_of, first_of, images_of
+from snugfit.integrations._budget import LoopBudget, require
+from snugfit.integrations._recomputation import recomputation_of
+
+require("ultralytics", 'pip install "snugfit[ultralytics]"')
+
+__all__ = ["MemoryBudget"]
+
+BOXES = ("batch_idx", "cls", "bboxes")
+"""Tensors of a batch with boxes that have a row per box; ``batch_idx`` (N,) is the image of each."""
+
+
+class MemoryBudget:
+    """Fits the training of an ultralytics model into a memory budget: ``MemoryBudget(model, "2GB")``, then train.
+
+    It adds callbacks to the model. When the trainer has made network, optimizer and loaders, training steps are
+    measured, which change nothing, and the largest ``batch`` that fits and divides the given one is set. The trainer
+    then accumulates ``nbs / batch`` batches, as it does for any small batch. The system enforces the budget until
+    training has ended, and a line reports what was predicted, allowed and measured.
+
+    Only one device is supported. Nothing is recomputed, because the network's forward pass returns a loss. Validation
+    and checkpoints are enforced, but not planned.
+
+    Args:
+        model: a model of ultralytics that classifies or detects.
+        memory: the budget, like ``"2GB"``.
+
+    Attributes:
+        budget: what is enforced and measured; ``budget.record`` holds the figures.
+    """
+
+    def __init__(self, model: Any, memory: str | int) -> None:
+        self.budget = LoopBudget(memory)
+        events: dict[str, Callable[[Any], None]] = {
+            "on_pretrain_routine_end": self._plan,
+            "on_train_batch_start": self._begin,
+            "on_train_batch_end": self._end,
+            "on_val_batch_start": self._begin,
+            "on_val_batch_end": self._end,
+            "on_fit_epoch_end": self._end,
+            "on_train_end": self._report,
+            "teardown": lambda _: self.budget.close(),  # after errors, too
+        }
+        for event, callback in events.items():
+            model.add_callback(event, callback)
+
+    def _plan(self, trainer: Any) -> None:
+        """Choose the batch, rebuild the loaders, and enforce the budget."""
+        whole, nominal = trainer.batch_size, trainer.args.nbs
+        if trainer.world_size > 1 or trainer.args.compile or trainer.args.task not in ("classify", "detect"):
+            raise UsageError("MemoryBudget plans classification and detection on one device, without compile=.")
+        if whole > nominal:
+            raise UsageError(f"batch={whole} is above nbs={nominal}, to which batches add up; give nbs={whole}, too.")
+        plan = self.budget.plan(trainer.model, lambda: _step(trainer, whole), whole)
+        if plan.micro_batch != whole:  # as the trainer does after refused memory
+            trainer.args.batch = trainer.batch_size = plan.micro_batch
+            trainer._build_train_pipeline()
+            trainer.validator.dataloader = trainer.test_loader
+        self.budget.start()
+        trainer.optimizer.register_step_post_hook(self._count)
+
+    def _count(self, *_: Any) -> None:
+        self.budget.steps += 1
+
+    def _begin(self, _: Any) -> None:
+        """Let the limit follow the memory that is mapped; the trainer does not tell how many images are next."""
+        self.budget.begin(None)
+
+    def _end(self, _: Any) -> None:
+        """Read the peak, and let the limit follow; what comes between batches, such as checkpoints, has no kernels.
+
+        Nothing stays open, because validation runs in an inference mode, which what is opened outside must not leave.
+        """
+        if self.budget.loop_plan is not None:
+            self.budget.begin(self.budget.loop_plan.micro_batch)
+
+    def _report(self, _: Any) -> None:
+        self.budget.close()
+        print(self.budget.record)
+
+
+def _step(trainer: Any, whole: int) -> LibraryStep:
+    """Forward and backward passes as the trainer runs them, over its first images."""
+    batch = trainer.preprocess_batch(example_of(trainer.train_loader, whole, trainer.device))
+    trainer.model.train()
+
+    def passes(images: int) -> None:
+        loss, _ = trainer.model(_first(batch, images))
+        loss.sum().backward()
+
+    return LibraryStep(
+        trainer.model, [trainer.optimizer], passes, recomputation_of(None, batch["img"]), bytes_of(batch)
+    )
+
+
+def _first(batch: dict[str, Any], count: int) -> dict[str, Any]:
+    """The first images (count, C, H, W) of a batch, with their classes or boxes."""
+    if "batch_idx" not in batch or count == images_of(batch["img"]):
+        return dict(first_of(batch, count))
+    rows = batch["batch_idx"] < count
+    boxes = {key: batch[key][rows] for key in BOXES if key in batch}
+    return {**first_of({key: value for key, value in batch.items() if key not in BOXES}, count), **boxes}
