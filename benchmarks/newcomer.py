@@ -193,7 +193,8 @@ def _row(cell: Cell) -> list[str]:
     told = steps.get("train", {}).get("told", {})
     peaks = f"{mb(told.get('predicted'))} / {mb(told.get('measured'))}"
     strategy = told.get("strategy", "-")
-    return [settings["model"], settings["memory"], strategy, peaks, *(_outcome(steps.get(s)) for s in STEPS)]
+    model = settings["model"] + (f", {settings['image_size']} pixels" if "image_size" in settings else "")
+    return [model, settings["memory"], strategy, peaks, *(_outcome(steps.get(s)) for s in STEPS)]
 
 
 def _outcome(cell: Cell | None) -> str:

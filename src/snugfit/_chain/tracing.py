@@ -162,6 +162,8 @@ class _TrainingFlag(int):
 
 
 class _Tracer(fx.Tracer):
+    proxy_buffer_attributes = True  # what is computed of buffers is part of the graph, and no value of the meta device
+
     def __init__(self, whole: set[str]) -> None:
         super().__init__()
         self.whole = whole
@@ -213,13 +215,6 @@ def _flags_in_arguments(graph: fx.Graph) -> set[str]:
 
 
 def _finish(model: nn.Module, graph: fx.Graph, constants: dict[str, Any]) -> Traced:
-    lost = {key for key, value in constants.items() if isinstance(value, torch.Tensor) and value.is_meta}
-    for node in graph.nodes:
-        if node.op == "get_attr" and node.target in lost:
-            raise IndivisibleError(
-                f"{type(model).__name__} computes with a tensor that it makes of its own buffers"
-                f"{f' in {owner_of(node)}' if owner_of(node) else ''}, whose values a network without memory lacks"
-            )
     attributes = _dropouts_as_modules(graph)
     for node in graph.nodes:
         if node.op == "call_module" and node.target not in attributes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain
@@ -115,7 +116,7 @@ def make_unit(name: str, module: fx.GraphModule, input_shape: tuple[int, ...]) -
 
 def run_failure(what: str, input_shape: tuple[int, ...], error: Exception, inputs: Sequence[Input] = ()) -> ModelError:
     """The error for a module that fails on an input, or on several."""
-    reason = first_line(error).rstrip(".")
+    reason = re.sub(r" ?\(Proxy\(\w+\)\)", "", first_line(error).rstrip("."))  # of an assertion that was traced
     if inputs:
         given = f"{', '.join(map(str, inputs[:-1]))} and {inputs[-1]}"
         return ModelError(

@@ -168,8 +168,9 @@ def test_foreign_networks_show_where_they_stopped() -> None:
         "train": {"exit_code": 0, "seconds": 20.0, "told": told},
         "evaluate": {"exit_code": 4, "seconds": 1.0, "error": {"message": "no"}},
     }
-    text = newcomer.render([{"arm": "newcomer", "settings": {"model": "timm:x", "memory": "200MB"}, "steps": steps}])
-    assert text.endswith("| timm:x | 200MB | backprop | 95.0 / 90.0 | 9 s | 20 s | exit 4: no | - |")
+    settings = {"model": "timm:x", "memory": "200MB", "image_size": 64}
+    text = newcomer.render([{"arm": "newcomer", "settings": settings, "steps": steps}])
+    assert text.endswith("| timm:x, 64 pixels | 200MB | backprop | 95.0 / 90.0 | 9 s | 20 s | exit 4: no | - |")
 
 
 def test_a_newcomers_paths_are_rows_of_medians() -> None:

@@ -122,3 +122,21 @@ def test_inner_module_with_weights_that_looks_at_training_stays_whole():
         expected = model(x)
         torch.manual_seed(0)
         assert torch.equal(chain(x), expected)
+
+
+class OneSize(nn.Module):
+    """Asserts its image size in words, as timm's transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+
+    def forward(self, x):
+        height = x.shape[2]
+        torch._assert(height == 8, f"Input height ({height}) doesn't match model (8)")
+        return self.conv(x).flatten(1)
+
+
+def test_words_of_a_traced_assertion_name_no_proxy():
+    with pytest.raises(ModelError, match=r"shape 1x16x16: Input height doesn't match model \(8\)\. Check image size"):
+        Chain.from_module(OneSize(), (1, 16, 16))

@@ -42,7 +42,7 @@ def test_what_can_be_divided_is():
 
 
 class Masked(nn.Module):
-    """Adds a part of a buffer, as timm's Swin does; tracing keeps the part, not how it was made."""
+    """Adds a part of a buffer, as timm's Swin does."""
 
     def __init__(self):
         super().__init__()
@@ -53,14 +53,16 @@ class Masked(nn.Module):
         return self.fc((self.conv(x) + self.mask.unsqueeze(0)).flatten(1))
 
 
-def test_values_made_of_buffers_are_not_lost_on_the_meta_device():
-    reason = (
-        "Masked computes with a tensor that it makes of its own buffers, whose values a network without memory lacks"
-    )
-    assert Chain.from_any_module(Masked().to("meta"), SHAPE).undivided == reason
+def test_what_is_computed_of_buffers_is_part_of_the_graph():
     model, images = Masked(), torch.rand(2, *SHAPE)
     chain = Chain.from_any_module(model, SHAPE)
-    assert not chain.undivided and torch.equal(chain(images), model(images))
+    expected = model(images)
+    assert not chain.undivided and torch.equal(chain(images), expected)
+    empty = Chain.from_any_module(Masked().to("meta"), SHAPE)
+    filled = empty.to_module().to_empty(device="cpu")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        (filled.get_buffer if name == "mask" else filled.get_parameter)(name).data.copy_(tensor)
+    assert torch.equal(filled(images), expected)
 
 
 class Answers(nn.Module):
