@@ -216,6 +216,10 @@ def test_report_and_export(snugfit):
     outcome = snugfit("export", "here", "--format", "onnx", "--out", "there")
     assert outcome.out == "there/model.onnx\n" and "1e-06" in outcome.err
     assert snugfit("export", "here", "--no-check", "--json").json["onnx_max_difference"] is None
+    outcome = snugfit("export", "here", "--int8")
+    assert "in 8 bits: 50.00 % of 9 test images, 62.50 % before; 2.0 MB" in outcome.err
+    refused = snugfit("export", "here", "--format", "safetensors", "--free-size")
+    assert (refused.code, refused.out) == (2, "") and "--free-size is for ONNX" in refused.err
 
 
 def test_pictures_are_drawn_by_the_child_and_missing_ones_are_said(snugfit, drawings):

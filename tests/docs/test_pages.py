@@ -15,6 +15,7 @@ from snugfit._cli.app import build
 from snugfit._cli.launch import ClusterOptions
 from snugfit._cli.options import PlanOptions, ProfileOptions
 from snugfit._core.estimate import EstimateOptions
+from snugfit._core.option_groups import PLAIN_ONNX
 from snugfit._core.registry import strategies
 from snugfit._core.request import Request
 from snugfit._data.catalog import SOURCES
@@ -130,12 +131,13 @@ def test_flags_exist(page):
     groups = [getattr(request, group.name) for group in dataclasses.fields(request)]
     fields = [
         field
-        for group in (*groups, PlanOptions(), ProfileOptions(), EstimateOptions("1x8x8"), ClusterOptions())
+        for group in (*groups, PlanOptions(), ProfileOptions(), EstimateOptions("1x8x8"), PLAIN_ONNX, ClusterOptions())
         for field in dataclasses.fields(group)
     ]
     known = {field.name.replace("_", "-") for field in fields} | {"resume", "json", "quiet", "debug", "config"}
     known |= {f"no-{flag}" for flag in known} | {
         "top",
+        "pictures",
         "format",
         "split",
         "check",
@@ -144,7 +146,7 @@ def test_flags_exist(page):
         "max-restarts",
         "min-hosts",
     }
-    told = set(re.findall(r"`--([a-z][a-z-]*)", prose(page)))
+    told = set(re.findall(r"`--([a-z][a-z0-9-]*)", prose(page)))
     assert told <= known
 
 
