@@ -100,9 +100,9 @@ def _step(trainer: Any, whole: int) -> LibraryStep:
         loss, _ = trainer.model(_first(batch, images))
         loss.sum().backward()
 
-    return LibraryStep(
-        trainer.model, [trainer.optimizer], passes, recomputation_of(None, batch["img"]), bytes_of(batch)
-    )
+    recomputation = recomputation_of(None, batch["img"])
+    held = 2 * bytes_of(batch)  # the trainer keeps the batch before while the next one is collated
+    return LibraryStep(trainer.model, [trainer.optimizer], passes, recomputation, held)
 
 
 def _first(batch: dict[str, Any], count: int) -> dict[str, Any]:
