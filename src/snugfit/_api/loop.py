@@ -259,7 +259,7 @@ def fit(
     request = chosen.request()
     _require_example(example)
     device = module_device(model)
-    resting = baseline()
+    resting = baseline(None, device)
     meter = make_meter(resting, device)  # its thread begins before memory is limited
     with MemoryLimit(int(parse_bytes(chosen.memory)), resting, device) as limit:
         with limit.allow_address_space(META_PASS_BYTES):

@@ -137,7 +137,7 @@ def death_error(code: int, job: dict[str, Any], run_dir: str | None, of_memory: 
         return InterruptedRunError(f"interrupted by {name}.{hint}")
     what = f"the {job['command']} process was killed by {name}"
     budget = (job.get("request") or {}).get("budget", {})
-    capped = bool(job.get("resume") or budget.get("memory") or budget.get("total_memory"))
+    capped = bool(job.get("resume") or any(map(budget.get, ("memory", "total_memory", "host_memory"))))
     if number == signal.SIGKILL:
         return _kill_error(what, hint, of_memory)
     if number == signal.SIGABRT and capped:

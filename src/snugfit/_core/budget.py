@@ -27,10 +27,11 @@ class Budget:
     100.0 MB of memory, 2.0 GB of storage
 
     Attributes:
-        memory: growth of the process's private memory (CPU) or reserved device memory (CUDA), in bytes. If
-            ``total_memory`` is given instead, a plan derives it.
+        memory: growth of the process's private memory (CPU), or all that the process takes of the device, context and
+            libraries included (CUDA), in bytes. If ``total_memory`` is given instead, a plan derives it.
         total_memory: private memory of all processes of a run, those at rest included, in bytes; or ``"auto"``: what
             the machine or its control group has, less what others use.
+        host_memory: where ``memory`` is that of a GPU: growth of the process's private memory, pinned pages included.
         storage: bytes of disk for caches and spilled weights.
         time_ratio: largest fraction of the full training step's time, in (0, 1].
     """
@@ -40,9 +41,10 @@ class Budget:
     time_ratio: TimeRatio | None = None
     devices: Workers = 1
     total_memory: float | str | None = None
+    host_memory: float | str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("memory", "storage", "total_memory"):
+        for name in ("memory", "storage", "total_memory", "host_memory"):
             value = getattr(self, name)
             if value is not None and (value, name) != (AUTO, "total_memory"):
                 object.__setattr__(self, name, parse_bytes(value))
@@ -58,6 +60,11 @@ class Budget:
     def total_memory_bytes(self) -> int | None:
         """The budget of all processes in bytes; None without one, and for ``auto`` before a plan has resolved it."""
         return None if self.total_memory in (None, AUTO) else int(self.total_memory)
+
+    @property
+    def host_memory_bytes(self) -> int | None:
+        """The budget of the process next to a device in bytes."""
+        return None if self.host_memory is None else int(self.host_memory)
 
     @property
     def memory_flag(self) -> str:
@@ -76,6 +83,8 @@ class Budget:
 
     def __str__(self) -> str:
         parts = [self.memory_text]
+        if self.host_memory_bytes:
+            parts.append(format_bytes(self.host_memory_bytes) + " of host memory")
         if self.storage_bytes:
             parts.append(format_bytes(self.storage_bytes) + " of storage")
         if self.time_ratio is not None:

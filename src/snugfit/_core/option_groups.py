@@ -115,9 +115,11 @@ class BudgetOptions(Checked):
 
     Attributes:
         memory: memory budget, like 100MB (10^6 bytes) or 512MiB (2^20); unlimited by default. In Python also a
-            number of bytes, at least a million. It counts what a run adds to the processes at rest.
+            number of bytes, at least a million. It counts what a run adds to the processes at rest; on a GPU all that
+            the process takes of it, context and libraries included.
         total_memory: budget of all private memory of all processes of the run, those at rest included, like 400MB; or
             auto: what this machine or container has, less what others use. It replaces --memory.
+        host_memory: budget of the process's private memory beside a GPU's --memory, pinned pages included, like 2GB.
         storage: disk budget for caches, like 2GB.
         time_ratio: largest step time, as a fraction in (0, 1] of a full training step (rho of ElasticTrainer). Only
             strategies that select tensors keep a time ratio.
@@ -130,6 +132,7 @@ class BudgetOptions(Checked):
     storage: Size | None = None
     time_ratio: TimeRatio | None = None
     devices: Workers = 1
+    host_memory: Size | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

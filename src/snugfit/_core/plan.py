@@ -8,6 +8,7 @@ from math import inf
 from typing import Any
 
 from snugfit._core.budget import Aim, Budget
+from snugfit._core.device_memory import DevicePlan
 from snugfit._core.hardware import Hardware
 from snugfit._core.registry import find_config
 from snugfit._core.run_memory import RunMemory
@@ -165,6 +166,7 @@ class Plan:
         command: arguments of the command that runs the choice; None if nothing fits, or if model or data were passed
             from Python. Planned without data, it has ``DATA`` in place of the data.
         memory: private memory of all processes at rest, and the machine's; None on CUDA.
+        device_memory: what the process takes of a device with a memory of its own; None on the processor.
     """
 
     workload: Workload
@@ -176,6 +178,7 @@ class Plan:
     explanation: tuple[str, ...] = ()
     command: tuple[str, ...] | None = None
     memory: RunMemory | None = None
+    device_memory: DevicePlan | None = None
 
     def __post_init__(self) -> None:
         if self.chosen is not None and not 0 <= self.chosen < len(self.candidates):
@@ -246,6 +249,8 @@ class Plan:
         if self.memory is not None:
             sums = {"rest_bytes": self.memory.rest_bytes, "free_bytes": self.memory.machine.free_bytes}
             data["memory"] |= {**sums, "growth_bytes": self.growth_bytes, "total_bytes": self.total_bytes}
+        if self.device_memory is not None and self.choice and self.choice.predicted:
+            data["device_memory"] |= self.device_memory.parts(int(self.choice.predicted.peak_bytes))
         for candidate in data["candidates"]:
             cost = candidate["predicted"]
             if cost is not None:

@@ -100,13 +100,15 @@ class Record:
     ('smallconv', True)
 
     Attributes:
-        budget: ``memory_bytes``, ``total_memory_bytes`` (of all processes, those at rest included), ``storage_bytes``,
-            ``time_ratio``.
+        budget: ``memory_bytes``, ``total_memory_bytes`` (of all processes, those at rest included),
+            ``host_memory_bytes`` (of the process beside a GPU), ``storage_bytes``, ``time_ratio``.
         enforced: whether the operating system or allocator enforced the memory budget.
         predicted: ``peak_bytes``, ``total_memory_bytes``, ``seconds``, ``storage_bytes``.
         measured: ``peak_bytes``, ``peak_metric``, ``total_memory_bytes`` (None if unknown), ``tensor_peak_bytes``,
             ``seconds``, ``storage_bytes``, ``energy_joules`` (None if no counter is readable), ``missed_phases`` (names
-            of the phases whose peak lies above their own prediction, even if that of the whole run holds).
+            of the phases whose peak lies above their own prediction, even if that of the whole run holds),
+            ``device_memory`` (``context_bytes``, ``reserved_bytes``, ``allocated_bytes`` and ``fragmentation_bytes`` of
+            a GPU at the peak, and the most ``host_bytes``; None on the processor).
         accuracy: ``val``, ``test``, ``test_top5`` in [0, 1]; None without such a split. For several labels ``val`` and
             ``test`` are mAP, and for detection mAP50; ``map`` or ``map50`` is that of the test split, or else of
             validation.
@@ -157,8 +159,13 @@ class Record:
     @property
     def excess(self) -> tuple[int, int] | None:
         """Measured and allowed bytes of the process, or else of all, if the first are more: the run has failed."""
-        for measured, allowed in (("peak_bytes", "memory_bytes"), ("total_memory_bytes", "total_memory_bytes")):
-            peak, limit = self.measured.get(measured) or 0, self.budget.get(allowed)
+        of_host = (self.measured.get("device_memory") or {}).get("host_bytes")
+        for measured, allowed in (
+            (self.measured.get("peak_bytes"), "memory_bytes"),
+            (self.measured.get("total_memory_bytes"), "total_memory_bytes"),
+            (of_host, "host_memory_bytes"),
+        ):
+            peak, limit = measured or 0, self.budget.get(allowed)
             if limit is not None and peak > limit:
                 return peak, limit
         return None

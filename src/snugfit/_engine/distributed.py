@@ -60,7 +60,8 @@ def commands_of_run() -> Commands | None:
 
 def serve(commands: Commands) -> dict[str, Any]:
     """Work for the gateway until it ends, as its strategy says; returns rank and peak bytes of this process."""
-    rank, resting, device = commands.heartbeat.here.rank, baseline(), choose_device(None)
+    rank, device = commands.heartbeat.here.rank, choose_device(None)
+    resting = baseline(None, device)
     task = json.loads(commands.receive())
     if not task:
         return {"rank": rank, "peak_bytes": 0}

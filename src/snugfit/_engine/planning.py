@@ -20,7 +20,7 @@ from snugfit._engine.history import measurements, past_runs
 from snugfit._engine.imports import import_for
 from snugfit._engine.loading import ModuleOrFactory
 from snugfit._engine.process import baseline, choose_device, describe_hardware
-from snugfit._engine.run_memory import budget_warning, measurable_bytes, memory_at_rest, settled_budget
+from snugfit._engine.run_memory import budget_warning, device_plan, measurable_bytes, memory_at_rest, settled_budget
 from snugfit._planner import MeasurementContext, PlanningInput, StrategySelection, search
 from snugfit._training.events import Event, Notice, ProbeMeasured, Subscriber
 from snugfit._training.initial_weights import check_weights, weights_note
@@ -106,7 +106,7 @@ def _planned(
     check_options(request)
     considered = make_strategies(request) if measures != "nothing" else StrategySelection([])
     device = choose_device(request.machine.device)
-    resting = baseline(request.machine.threads)
+    resting = baseline(request.machine.threads, device)
     memory = memory_at_rest(resting, device)
     budget = settled_budget(request.budget, memory)
     hardware = describe_hardware(device)
@@ -120,7 +120,7 @@ def _planned(
         emit(Notice(warning))
 
     def attempt(memory_bytes: int | None, on_measured: Callable[[str, int, int], None] | None) -> Planned:
-        with MemoryLimit(memory_bytes, resting, device) as limit:
+        with MemoryLimit(memory_bytes, resting, device, host_bytes=budget.host_memory_bytes) as limit:
             with limit.allow_address_space(META_PASS_BYTES):
                 assembly = assemble(request, splits, module, own)
             own.check(assembly.workload, device)
@@ -128,9 +128,11 @@ def _planned(
                 check_weights(Path(request.model.weights), assembly.chain)
             work, compares = assembly.workload, measures != "decisive"
             question = PlanningInput(work, assembly.chain, hardware, budget, request.aim, compares)
-            measuring = MeasurementContext(make_meter(resting, device), limit, on_measured, known)
+            meter = make_meter(resting, device)
+            measuring = MeasurementContext(meter, limit, on_measured, known)
             found, profile = search(question, considered, measuring, runs)
         found = replace(found, command=command_of(request, found), memory=memory)
+        found = replace(found, device_memory=device_plan(device, meter))
         return Planned(found, profile, assembly, resting)
 
     try:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
+from dataclasses import replace
 
 import torch
 
 from snugfit._core.hardware import Hardware, cores, processor
 from snugfit._core.machine_memory import installed_bytes
 from snugfit.errors import UsageError
-from snugfit.memory import Baseline, limit
+from snugfit.memory import Baseline, limit, read_status, release_memory
 from snugfit.memory import prepare_process as take_baseline
+from snugfit.memory.device import device_at_rest, has_own_memory, is_at_rest
 
+PROCESSOR = torch.device("cpu")
 _prepared: list[Baseline] = []
 
 
@@ -38,9 +41,23 @@ def prepare_process(threads: int | None = None, waiting: int | None = None) -> N
     _prepared[:] = [take_baseline(threads, waiting)]
 
 
-def baseline(threads: int | None = None) -> Baseline:
-    """The baseline of a prepared process, or one taken now, which then includes model and data of the caller."""
-    return _prepared[0] if _prepared else take_baseline(threads)
+def baseline(threads: int | None = None, device: torch.device = PROCESSOR) -> Baseline:
+    """The baseline of a prepared process, or one taken now, which then includes model and data of the caller.
+
+    The context of a GPU takes memory of the process, too. It is made here, and belongs to the process at rest.
+    """
+    resting = _prepared[0] if _prepared else take_baseline(threads)
+    if is_at_rest(device):
+        return resting
+    before = read_status()
+    device_at_rest(device)
+    release_memory()
+    after = read_status()
+    grown = {"anon": after.anon - before.anon, "data": after.data - before.data}
+    resting = replace(resting, anon=resting.anon + grown["anon"], data=resting.data + grown["data"])
+    if _prepared:
+        _prepared[:] = [resting]
+    return resting
 
 
 def choose_device(name: str | None) -> torch.device:
@@ -51,17 +68,20 @@ def choose_device(name: str | None) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise UsageError(f"'{name}' is not a device; use cpu or cuda[:N].") from error
-    if device.type not in ("cpu", "cuda"):
+    if device.type != "cpu" and not has_own_memory(device):
         raise UsageError(f"snugfit trains on cpu and cuda, not on '{name}'.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("this machine has no CUDA device; use --device cpu.")
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise UsageError(f"this machine has {count} CUDA device{'s' * (count != 1)}, and no {name}; use cuda:0.")
+    return torch.device(device.type, device.index or 0) if has_own_memory(device) else device
 
 
 def describe_hardware(device: torch.device) -> Hardware:
     """The hardware that a profile is valid for."""
-    if device.type == "cuda":
-        name, memory_bytes = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
+    if (found := device_at_rest(device)) is not None:
+        name, memory_bytes = found.memory.name, found.memory.total
     else:
         name, memory_bytes = processor(), installed_bytes()
     return Hardware(

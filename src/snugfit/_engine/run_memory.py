@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from snugfit._core.budget import Budget
+from snugfit._core.device_memory import DevicePlan
 from snugfit._core.machine_memory import machine_memory
 from snugfit._core.option_groups import BudgetOptions
 from snugfit._core.plan import Plan
@@ -17,7 +18,8 @@ from snugfit._core.run_memory import MB, RunMemory
 from snugfit._engine.distributed import commands_of_run
 from snugfit._quantities import format_bytes
 from snugfit.errors import InfeasibleBudgetError, UsageError
-from snugfit.memory import Baseline, MemoryLimit, read_status
+from snugfit.memory import Baseline, MemoryLimit, PeakMeter, read_status
+from snugfit.memory.device import device_at_rest, has_own_memory
 from snugfit.memory.mapped_files import touched_file_bytes
 from snugfit.memory.other_processes import OtherProcesses
 from snugfit.memory.process import late_bytes, warm_up
@@ -25,7 +27,7 @@ from snugfit.memory.process import late_bytes, warm_up
 
 def memory_at_rest(resting: Baseline, device: torch.device) -> RunMemory | None:
     """Private memory of the run's processes, this one as at its baseline plus late imports of torch; None on CUDA."""
-    if device.type == "cuda":
+    if has_own_memory(device):
         return None
     others = OtherProcesses(resting.waiting).read()
     status = read_status()
@@ -41,6 +43,11 @@ def settled_budget(options: BudgetOptions, memory: RunMemory | None) -> Budget:
         UsageError: several processes, or a device, have memory that a total does not count.
     """
     budget = Budget(**asdict(options))
+    if budget.host_memory is not None and memory is not None:
+        raise UsageError(
+            f"--host-memory {options.host_memory} bounds the process beside the memory of a GPU, and this run trains "
+            "on the processor: use --memory."
+        )
     if budget.total_memory is None:
         return budget
     if memory is None:
@@ -51,6 +58,16 @@ def settled_budget(options: BudgetOptions, memory: RunMemory | None) -> Budget:
         raise UsageError("--total-memory counts processes of one machine; give each process of a launch its --memory.")
     total = budget.total_memory_bytes or memory.auto_bytes
     return replace(budget, total_memory=total, memory=memory.growth_in(total))
+
+
+def device_plan(device: torch.device, meter: PeakMeter) -> DevicePlan | None:
+    """What the process takes of a device with a memory of its own, and took at the meter's largest peak."""
+    found = device_at_rest(device)
+    if found is None:
+        return None
+    memory, most = found.memory, meter.shares
+    sizes = (most["reserved_bytes"], most["allocated_bytes"])
+    return DevicePlan(found.context_bytes, found.source, *sizes, memory.free(), memory.total, memory.unified)
 
 
 def budget_warning(budget: Budget, memory: RunMemory | None) -> str:
@@ -117,4 +134,10 @@ def run_limit(plan: Plan, resting: Baseline, device: torch.device) -> MemoryLimi
         InfeasibleBudgetError: as :func:`limit_bytes`.
     """
     counts_imports = plan.budget.total_memory is not None
-    return MemoryLimit(limit_bytes(plan, resting, device), resting, device, counts_imports=counts_imports)
+    return MemoryLimit(
+        limit_bytes(plan, resting, device),
+        resting,
+        device,
+        counts_imports=counts_imports,
+        host_bytes=plan.budget.host_memory_bytes,
+    )

@@ -127,8 +127,8 @@ def reopen(
         raise UsageError(f"this run measures other metrics: {names}. Pass those: snugfit.resume(run, metrics=...).")
     Manifest.read(folder, run_cache_folder(request.machine.cache_dir, folder)).check_all(but=[METRICS_FILE])
     import_for(replace(request, strategy=replace(request.strategy, strategy=plan.choice.strategy)))
-    resting = baseline(request.machine.threads)
     device = choose_device(request.machine.device)
+    resting = baseline(request.machine.threads, device)
     with run_limit(plan, resting, device):
         assembly = assemble(request, None if data is None else own_splits(data, request), model, own)
         own.check(assembly.workload, device)

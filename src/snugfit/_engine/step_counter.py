@@ -194,7 +194,7 @@ class StepCounter:
             BudgetExceededError: memory is refused.
         """
         device = choose_device(None)
-        resting = baseline(self.options.threads)
+        resting = baseline(self.options.threads, device)
 
         def build() -> Callable[[int], object]:
             module = copy_empty(self.module, self.module, str(device))

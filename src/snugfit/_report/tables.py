@@ -163,6 +163,8 @@ def choice_line(plan: Plan) -> Text:
 def memory_lines(plan: Plan) -> list[Text]:
     """Memory at rest, what the run adds, their sum and what the machine has; and a warning where it has too little."""
     memory, adds, total = plan.memory, plan.growth_bytes, plan.total_bytes
+    if plan.device_memory is not None and plan.choice and plan.choice.predicted:
+        return [Text(plan.device_memory.text(int(plan.choice.predicted.peak_bytes)))]
     if memory is None:
         return []
     line = Text(f"Memory in all: {format_bytes(memory.rest_bytes)} at rest")

@@ -18,6 +18,8 @@ from snugfit._training.strategy import BatchSource, TrainingData
 from snugfit._training.task import Score, measure, task_of
 from snugfit.memory import is_out_of_memory, release_memory
 
+BUDGETS = ("memory_bytes", "total_memory_bytes", "host_memory_bytes", "storage_bytes", "time_ratio")
+
 
 @dataclass(frozen=True)
 class FinalEvaluation:
@@ -130,7 +132,7 @@ def make_record(run: Run, data: TrainingData, outcome: Outcome) -> Record:
         model=workload.model,
         data=workload.data,
         device=str(run.device),
-        budget=_fields(run.budget, "memory_bytes", "total_memory_bytes", "storage_bytes", "time_ratio"),
+        budget=_fields(run.budget, *BUDGETS),
         enforced=run.enforced,
         predicted={
             **_fields(predicted, "peak_bytes", "seconds", "storage_bytes"),
@@ -144,6 +146,7 @@ def make_record(run: Run, data: TrainingData, outcome: Outcome) -> Record:
             "seconds": position.seconds,
             "storage_bytes": position.storage_bytes,
             "missed_phases": [phase.name for phase in position.phases if phase.exceeded],
+            "device_memory": position.device_shares or None,
             "energy_joules": position.energy_joules if run.energy.counts else None,
         },
         accuracy=_accuracies(outcome.evaluation, workload),

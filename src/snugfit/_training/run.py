@@ -56,7 +56,7 @@ class Position:
         seconds: time spent in training before this position; ``phase_seconds`` of it in the current phase.
         energy_joules: energy of the machine's processors before this position; 0 without a counter.
         phase_peak_bytes, phase_tensor_bytes: measured so far in the current phase.
-        peak_bytes: measured so far in the run; ``total_bytes`` of all its processes.
+        peak_bytes: measured so far in the run; ``total_bytes`` of all its processes, ``device_shares`` by kind.
         storage_bytes: most bytes of cache on disk so far.
         phases, exits: records of finished phases and exits.
         kept: the epoch whose weights are kept, of those that were validated so far.
@@ -78,6 +78,7 @@ class Position:
     phase_tensor_bytes: int = 0
     peak_bytes: int = 0
     total_bytes: int = 0
+    device_shares: dict[str, int] = field(default_factory=dict)
     storage_bytes: int = 0
     metrics_offset: int = 0
     phases: list[PhaseRecord] = field(default_factory=list)
@@ -248,9 +249,18 @@ class Run:
             trim_heap()
             self._trimmed_at = now
         self.limit.refresh()
+        self._take_shares(peak)
         self.position.phase_peak_bytes = max(self.position.phase_peak_bytes, peak)
         self.position.peak_bytes = max(self.position.peak_bytes, peak)
         self.position.total_bytes = max(self.position.total_bytes, self.meter.total_bytes)
+
+    def _take_shares(self, peak: int) -> None:
+        """Keep the parts of the run's largest peak, which may come before it was resumed, and the most of the host."""
+        before, now = self.position.device_shares, self.meter.shares
+        if now:
+            most = now if peak > self.position.peak_bytes or not before else before
+            host = max(before.get("host_bytes", 0), now["host_bytes"])
+            self.position.device_shares = {**most, "host_bytes": host}
 
     def start_phase(self, phase: Phase, index: int, count: int, epochs: int, steps: int, first_epoch: int = 0) -> None:
         """Begin or resume a phase whose weights are in memory; its first step may use all remaining headroom."""

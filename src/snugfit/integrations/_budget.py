@@ -55,7 +55,8 @@ class LoopBudget:
 
     def plan(self, module: nn.Module, make_step: Callable[[], LibraryStep], batch_size: int) -> LoopPlan:
         """Measure steps within the budget, and choose micro-batches and recomputation; see :class:`StepPlanner`."""
-        device, resting = module_device(module), baseline()
+        device = module_device(module)
+        resting = baseline(None, device)
         self._meter = make_meter(resting, device)  # its thread begins before memory is limited
         self._limit = MemoryLimit(self.budget_bytes, resting, device)
         with self._limit:

@@ -1,4 +1,4 @@
-"""Enforce a memory budget: by RLIMIT_DATA on the processor, by the caching allocator on CUDA."""
+"""Enforce a memory budget: by RLIMIT_DATA on the processor, by the allocator on devices with a memory of their own."""
 
 from __future__ import annotations
 
@@ -12,19 +12,26 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from snugfit.memory.address_space import KERNEL_BYTES, KernelAllowance, allow_batch_norm_backward
+from snugfit.memory.device import DeviceUse, device_at_rest, has_own_memory
 from snugfit.memory.process import Baseline, MemoryStatus, late_bytes, read_status
+
+HOST_STEP_BYTES, HOST_STEP_SHARE = 64_000_000, 8
+"""Where host and device share one memory, the process may grow by so much between two updates of the limit, or by that
+part of the headroom if it is less; the allocator has the rest. So both together stay within the budget."""
 
 
 def can_enforce(device: torch.device) -> bool:
     """Whether a budget on ``device`` is enforced here, in addition to being predicted and measured."""
-    return device.type == "cuda" or sys.platform.startswith("linux")
+    return has_own_memory(device) or sys.platform.startswith("linux")
 
 
 class MemoryLimit:
     """Context in which the process cannot grow past ``budget_bytes`` above its baseline.
 
     On the processor the soft ``RLIMIT_DATA`` allows exactly what the budget has left, so that an allocation beyond it
-    fails as a catchable error; it is restored afterwards. On CUDA the allocator's fraction is set.
+    fails as a catchable error; it is restored afterwards. On a device with a memory of its own, such as a GPU, the
+    caching allocator gets what the budget leaves after context and libraries; there ``host_bytes`` bounds what the
+    process may add to its baseline. Where both share one memory, the budget covers both.
 
     ``RLIMIT_DATA`` counts mappings whether or not they are resident, and oneDNN reserves 0.25-1.5 MB of address space
     for each generated kernel of which it touches some 20 kB. :meth:`refresh` therefore updates the limit from mapped
@@ -35,24 +42,35 @@ class MemoryLimit:
     """
 
     def __init__(
-        self, budget_bytes: int | None, baseline: Baseline, device: torch.device, *, counts_imports: bool = False
+        self,
+        budget_bytes: int | None,
+        baseline: Baseline,
+        device: torch.device,
+        *,
+        counts_imports: bool = False,
+        host_bytes: int | None = None,
     ) -> None:
         self.budget_bytes, self.baseline, self.device = budget_bytes, baseline, device
         self._late_bytes = late_bytes() if counts_imports else None
         self.enforced = budget_bytes is not None and can_enforce(device)
         self.reserved_bytes = self._address_space_bytes = 0
+        self.host_bytes, self._device = host_bytes, device_at_rest(device)
         self._previous: tuple[int, int] | None = None
         self._hook: RemovableHandle | None = None
 
     def __enter__(self) -> MemoryLimit:
-        if self.enforced and self.budget_bytes is not None and self.device.type == "cuda":
-            total = torch.cuda.get_device_properties(self.device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(self.budget_bytes / total, 1.0), self.device)
-        elif self.enforced:
+        if self._bounds_process():
             self._previous = resource.getrlimit(resource.RLIMIT_DATA)
-            self._hook = allow_batch_norm_backward(self)
-            self.refresh()
+            self._hook = None if self._device else allow_batch_norm_backward(self)
+        self.refresh()
         return self
+
+    def _bounds_process(self) -> bool:
+        if not sys.platform.startswith("linux"):
+            return False
+        if self._device is None or self._device.memory.unified:
+            return self.enforced
+        return self.host_bytes is not None
 
     @contextmanager
     def reserve(self, size: int) -> Iterator[None]:
@@ -79,7 +97,11 @@ class MemoryLimit:
     @property
     def kernel_bytes(self) -> int:
         """Bytes that :meth:`allow_kernels` reserves."""
-        return 0 if self._previous is None else KERNEL_BYTES
+        return KERNEL_BYTES if self._generates_kernels else 0
+
+    @property
+    def _generates_kernels(self) -> bool:
+        return self._previous is not None and self._device is None
 
     @property
     def left_bytes(self) -> int:
@@ -88,16 +110,45 @@ class MemoryLimit:
 
     def _left(self, status: MemoryStatus) -> int:
         budget = (self.budget_bytes or 0) - self.reserved_bytes
+        if self._device is None:
+            return max(budget - self._growth(status), 0)
+        use = self._device.memory.read()
+        return max(budget - self._taken(use, status) - use.reserved, 0)
+
+    def _taken(self, use: DeviceUse, status: MemoryStatus) -> int:
+        """What the budget holds besides the allocator's reserve: the context, and the process in a unified memory."""
+        assert self._device is not None
+        of_process = self._growth(status) + use.pinned if self._device.memory.unified else 0
+        return self._device.context_in(use) + of_process
+
+    def _growth(self, status: MemoryStatus) -> int:
         late = late_bytes() if self._late_bytes is None else self._late_bytes
-        return max(budget - max(status.anon - late - self.baseline.anon, 0), 0)
+        return max(status.anon - late - self.baseline.anon, 0)
+
+    def _refresh_device(self, status: MemoryStatus) -> int:
+        """Set the allocator's limit; returns what the process may add meanwhile."""
+        assert self._device is not None
+        memory, use = self._device.memory, self._device.memory.read()
+        allowed = (self.budget_bytes or 0) - self.reserved_bytes - self._taken(use, status)
+        of_process = 0
+        if memory.unified:
+            of_process = max(min((allowed - use.reserved) // HOST_STEP_SHARE, HOST_STEP_BYTES), 0)
+        elif self.host_bytes is not None:
+            of_process = max(self.host_bytes - self._growth(status) - use.pinned, 0)
+        if self.enforced:
+            memory.limit(max(allowed - (of_process if memory.unified else 0), 0))
+        return of_process
 
     def refresh(self, extra_bytes: int = 0) -> int:
         """Set the limit to the headroom plus some address space; returns the bytes that are mapped but not resident."""
-        if self._previous is None:
+        if self._previous is None and self._device is None:
             return 0
         status = read_status()
+        left = self._left(status) if self._device is None else self._refresh_device(status)
+        if self._previous is None:
+            return 0
         hard = self._previous[1]
-        limit = status.data + self._left(status) + extra_bytes + self._address_space_bytes
+        limit = status.data + left + extra_bytes + self._address_space_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
         return status.data - status.anon
 
@@ -107,7 +158,7 @@ class MemoryLimit:
 
         Space for kernels is reserved from everything else, so that the budget holds even if it is touched.
         """
-        if self._previous is None:
+        if not self._generates_kernels:
             yield
             return
         with self.reserve(KERNEL_BYTES), KernelAllowance(self):
@@ -121,5 +172,5 @@ class MemoryLimit:
         if self._previous is not None:
             resource.setrlimit(resource.RLIMIT_DATA, self._previous)
             self._previous = self._hook = None
-        elif self.enforced and self.device.type == "cuda":
-            torch.cuda.set_per_process_memory_fraction(1.0, self.device)
+        if self._device is not None and self.enforced:
+            self._device.memory.limit(None)

@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from snugfit.memory.device import DeviceAtRest, device_at_rest
 from snugfit.memory.other_processes import OtherProcesses
 from snugfit.memory.process import Baseline, has_proc, late_bytes, read_status, reset_high_water
 
@@ -29,9 +30,13 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class PeakMeter(Protocol):
-    """Peak and current memory, in bytes above the baseline; and the peak of all processes of the run, 0 if unknown."""
+    """Peak and current memory, in bytes above the baseline; and the peak of all processes of the run, 0 if unknown.
+
+    ``shares`` are the parts of the largest peak so far, by name, on a device with a memory of its own.
+    """
 
     metric: str
+    shares: dict[str, int]
     current_bytes: int
     peak_bytes: int
     total_bytes: int
@@ -104,6 +109,7 @@ class ProcessMeter:
         self.exact = has_proc() and reset_high_water()
         self.metric = "RssAnon peak above baseline" if self.exact else "unique set at step ends above baseline"
         self.current_bytes = self.peak_bytes = self.total_bytes = 0
+        self.shares: dict[str, int] = {}
         self._others = OtherProcesses(baseline.waiting)
         self._sampler = MemorySampler() if self.exact else None
         if self._sampler is not None:
@@ -142,28 +148,57 @@ class ProcessMeter:
         self.peak_bytes = self.current_bytes
 
 
-class CudaMeter:
-    """Memory that torch's allocator has reserved on a CUDA device."""
+class DeviceMeter:
+    """Memory of a device that this process takes: its context, and what the caching allocator has reserved.
 
-    metric = "max_memory_reserved"
+    Where the processor has the same memory, the growth of the process is added: the sum of two peaks, an upper bound.
+    """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.current_bytes = self.peak_bytes = self.total_bytes = 0
+    def __init__(self, at_rest: DeviceAtRest, host: ProcessMeter) -> None:
+        self._device, self._host, self._unified = at_rest, host, at_rest.memory.unified
+        known = at_rest.memory.read().process is not None
+        self.metric = f"max_memory_reserved + context {'by NVML' if known else 'at rest'}"
+        if self._unified:
+            self.metric += f" + {host.metric}"
+        self.current_bytes = self.peak_bytes = self.total_bytes = self._context_bytes = 0
+        self._host_bytes = self._largest = 0
+        self.shares: dict[str, int] = {}
         self.restart()
 
     def mark(self) -> int:
         """Record everything since the last restart."""
-        self.current_bytes = torch.cuda.memory_reserved(self.device)
-        self.peak_bytes = torch.cuda.max_memory_reserved(self.device)
+        use = self._device.memory.read()
+        context = self._device.context_in(use)
+        self._context_bytes = max(self._context_bytes, context)
+        host_peak = max(self._host.mark(), 0) + use.pinned
+        self.current_bytes, peak = context + use.reserved, self._context_bytes + use.peak_reserved
+        if self._unified:
+            self.current_bytes += max(self._host.current_bytes, 0) + use.pinned
+            peak += host_peak
+        self._host_bytes = max(self._host_bytes, host_peak)
+        self.peak_bytes = max(self.peak_bytes, peak)
+        if peak > self._largest:
+            self._largest = peak
+            self.shares = {
+                "context_bytes": self._context_bytes,
+                "reserved_bytes": use.peak_reserved,
+                "allocated_bytes": use.peak_allocated,
+                "fragmentation_bytes": use.peak_reserved - use.peak_allocated,
+            }
+        self.shares["host_bytes"] = self._host_bytes
         return self.peak_bytes
 
     def restart(self) -> None:
         """Begin a new interval."""
-        torch.cuda.reset_peak_memory_stats(self.device)
+        self._device.memory.reset_peaks()
+        self._host.restart()
+        self.peak_bytes = self._context_bytes = 0
         self.mark()
 
 
 def make_meter(baseline: Baseline, device: torch.device) -> PeakMeter:
     """The meter for a device."""
-    return CudaMeter(device) if device.type == "cuda" else ProcessMeter(baseline)
+    found = device_at_rest(device)
+    if found is None:
+        return ProcessMeter(baseline)
+    return DeviceMeter(found, ProcessMeter(baseline))

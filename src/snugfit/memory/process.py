@@ -25,6 +25,7 @@ from torch import nn
 from snugfit._core.options import Workers, checked
 from snugfit._upstream import to_channels_last
 from snugfit.memory.deferred_imports import defer_imports
+from snugfit.memory.device import release_devices
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -219,7 +220,7 @@ def set_allocator() -> bool:
 
 
 def release_memory() -> None:
-    """Collect garbage (without it nothing is freed after an out-of-memory error) and trim the heap.
+    """Collect garbage (without it nothing is freed after an out-of-memory error), trim the heap, and empty caches.
 
     Call it after the ``except`` clause of an error, which keeps the error alive. Autograd keeps the last error of a
     backward pass, and through its traceback parameters and gradients, until another pass succeeds; so one is run.
@@ -228,6 +229,7 @@ def release_memory() -> None:
         torch.zeros(1, requires_grad=True).sum().backward()
     gc.collect()
     trim_heap()
+    release_devices()
 
 
 def trim_heap() -> None:

@@ -14,6 +14,7 @@ import torch
 
 from snugfit._core.profile import ProbeLine, ProbePoint
 from snugfit.memory import MemoryLimit, PeakMeter, fit_line, is_out_of_memory, release_memory, trim_heap
+from snugfit.memory.device import release_devices, synchronize
 
 FIRST_BATCHES = (2, 8)
 PROBE_GROWTH, LAYER_GROWTH = 800_000, 80_000
@@ -159,6 +160,7 @@ def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Fl
     attempt = _Attempt(probe, meter, limit, available, floors)
     attempt.run()
     trim_heap()
+    release_devices()
     meter.restart()
     attempt.ended = meter.current_bytes
     del attempt.step
@@ -305,11 +307,11 @@ class _Attempt:
         self.meter.restart()
         try:
             with self.limit.allow_kernels():
-                seconds = _timed(step, batch)
+                seconds = _timed(step, batch, self.limit.device)
             peak, rested = self.meter.mark(), self._rest()
             new = max(rested - self.rested[-1], 0) if self.rested else peak
             if seconds < LONG_STEP_SECONDS or self.probe.warm_up or new > FEW_KERNELS * peak:
-                seconds, new = _timed(step, batch), 0
+                seconds, new = _timed(step, batch, self.limit.device), 0
                 peak, rested = self.meter.mark(), self._rest()
         except (RuntimeError, MemoryError, SystemError) as error:
             if not is_out_of_memory(error):
@@ -325,11 +327,13 @@ class _Attempt:
     def _rest(self) -> int:
         """Bytes in memory between two steps; a new interval of the meter begins."""
         trim_heap()
+        release_devices()
         self.meter.restart()
         return self.meter.current_bytes
 
 
-def _timed(step: Step, batch: int) -> float:
+def _timed(step: Step, batch: int, device: torch.device) -> float:
     started = time.perf_counter()
     step(batch)
+    synchronize(device)
     return time.perf_counter() - started

@@ -168,7 +168,7 @@ def test_imports_while_a_plan_is_made_leave_less_of_a_total(monkeypatch):
 
     monkeypatch.setattr(process, "_late_bytes", [])
     monkeypatch.setattr(planning, "assemble", importing)
-    monkeypatch.setattr(planning, "baseline", lambda _: resting)
+    monkeypatch.setattr(planning, "baseline", lambda *_: resting)
     plan = snugfit.plan("smallconv", "digits", total_memory="2GB", **small).plan
     assert plan.memory.process_bytes == resting.anon + 50 * MB
     assert plan.budget.memory_bytes == plan.memory.growth_in(2000 * MB)
