@@ -8,74 +8,10 @@ from typing import Any
 
 import pytest
 import tiny_boxes
+from strategy_rows import ROWS
 from two_processes import run_in_two
 
 BUDGET = 60_000_000
-BOXES = {"task": "detect", "model": "tiny_nets:detector", "data": "boxes", "image_size": 32}
-UNITS = {"strategy": "blockwise", "module_units": "1"}
-ROWS: dict[str, dict[str, Any]] = {
-    "backprop": {"strategy": "backprop"},
-    "checkpoint": {"strategy": "checkpoint"},
-    "aan": UNITS,
-    "classic": {"strategy": "blockwise", "local_loss": "classic", "residency": "all", "adaptive_batch": False},
-    "linear": {"strategy": "blockwise", "local_loss": "linear", "cache_dtype": "uint8", "saturation_stop": True},
-    "lls": {**UNITS, "local_loss": "lls:basis=random,stored=false"},
-    "lls-m": {**UNITS, "local_loss": "lls-m:mode=paper,frequencies=spread,basis=cosine"},
-    "lls-mxm": {**UNITS, "local_loss": "lls-mxm", "optimizer": "schedulefree"},
-    "schedulefree": {"strategy": "backprop", "optimizer": "schedulefree"},
-    "adamw": {**UNITS, "optimizer": "adamw", "cache_dtype": "bfloat16", "views": 2},
-    "modules": {"strategy": "blockwise", "module_units": "2", "local_loss": "auglocal:depth=2,reconstruction=1"},
-    "modules, few": {"strategy": "blockwise", "module_units": "auto", "cache": "never"},
-    "elastic": {"strategy": "elastic", "time_ratio": 0.9},
-    "full": {"strategy": "elastic", "scheme": "full", "optimizer": "adamw"},
-    "head": {"strategy": "elastic", "scheme": "head"},
-    "bn+bias": {"strategy": "elastic", "scheme": "bn+bias", "lean": False},
-    "prunetrain": {"strategy": "elastic", "scheme": "prunetrain", "interval": 1, "lasso": 0.9},
-    "rep-net": {"strategy": "sidenet", "image_size": 32},
-    "bias+head": {"strategy": "sidenet", "scheme": "bias+head"},
-    "frozen": {"strategy": "sidenet", "scheme": "head", "optimizer": "sgd", "sample_wise": "on"},
-    "pruned": {
-        "strategy": "sidenet",
-        "image_size": 32,
-        "prune": "on",
-        "side_width": 0.5,
-        "sample_wise": "on",
-        "weight_storage": "int8",
-    },
-    "tiles": {"strategy": "tiled", "tiles": "2x2"},
-    "tiles, grouped": {"strategy": "tiled", "forward_groups": "one", "optimizer": "adamw"},
-    "tiles, maps in files": {"strategy": "tiled", "tiles": "2x2", "scratch": "on"},
-    "boxes in tiles": {"strategy": "tiled", "tiles": "1x2", **BOXES},
-    "dfa": {"strategy": "feedback"},
-    "whole-batch norms": {"strategy": "backprop", "batch_norm": "exact"},
-    "boxes": {"strategy": "backprop", **BOXES},
-    "boxes, recomputed": {"strategy": "checkpoint", "optimizer": "schedulefree", **BOXES},
-    "whole, state in 8 bits": {"strategy": "backprop", "optimizer_state": "int8"},
-    "weights in 16 bits": {"strategy": "backprop", "optimizer_state": "int8", "weight_dtype": "bfloat16"},
-    "recomputed, weights in 16 bits": {"strategy": "checkpoint", "optimizer": "adamw", "weight_dtype": "bfloat16"},
-    "boxes, weights in 16 bits": {"strategy": "backprop", "weight_dtype": "bfloat16", **BOXES},
-    "units, state in 8 bits": {**UNITS, "optimizer": "adamw", "optimizer_state": "int8"},
-    "selected, state in 8 bits": {"strategy": "elastic", "time_ratio": 0.9, "optimizer_state": "int8"},
-    "pruned, state in 16 bits": {
-        "strategy": "elastic",
-        "scheme": "prunetrain",
-        "interval": 1,
-        "lasso": 0.9,
-        "optimizer_state": "bfloat16",
-    },
-    "side network, state in 8 bits": {"strategy": "sidenet", "image_size": 32, "optimizer_state": "int8"},
-    "tiles, state in 8 bits": {"strategy": "tiled", "tiles": "2x2", "optimizer_state": "int8"},
-    "clipped": {"strategy": "backprop", "clip_norm": 0.1},
-    "clipped, recomputed": {"strategy": "checkpoint", "clip_norm": 0.1, "optimizer": "adamw"},
-    "mixed images": {"strategy": "backprop", "mixup": 0.2, "cutmix": 1.0, "loss": "focal"},
-    "averaged weights": {"strategy": "backprop", "ema": 0.9},
-    "averaged weights, recomputed": {"strategy": "checkpoint", "ema": 0.9, "optimizer": "adamw"},
-    "weighted classes": {"strategy": "checkpoint", "class_weights": "balanced"},
-    "feature maps in 8 bits": {"strategy": "backprop", "activations": "int8"},
-    "feature maps in 4 bits": {"strategy": "backprop", "activations": "int4"},
-    "drtp": {"strategy": "feedback", "feedback_rule": "drtp"},
-    "pepita": {"strategy": "feedback", "feedback_rule": "pepita", "optimizer": "adamw"},
-}
 
 SCRIPT = """
 import json, sys
