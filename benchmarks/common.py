@@ -140,7 +140,9 @@ def last_json(text: str) -> dict[str, Any]:
     return dict(json.loads(lines[-1])) if lines else {}
 
 
-def train(settings: Settings, options: Options, keep: bool = False, extra: Sequence[str] = ()) -> Cell:
+def train(
+    settings: Settings, options: Options, keep: bool = False, extra: Sequence[str] = (), resumes: bool = False
+) -> Cell:  # fmt: skip
     """Run ``snugfit train``.
 
     Args:
@@ -148,22 +150,26 @@ def train(settings: Settings, options: Options, keep: bool = False, extra: Seque
         options: time limit, folders.
         keep: leave the run folder (:func:`run_folder`) where it is.
         extra: further flags, which do not tell it from other runs.
+        resumes: go on with an earlier run that was stopped, and keep the folder of one that is.
 
     Returns:
         What :func:`run` returns, with ``record`` or ``error`` in place of ``output``, and ``training_seconds``: the
         training steps of all blocks and epochs alone.
     """
     folder = run_folder(settings, options)
-    shutil.rmtree(folder, ignore_errors=True)
-    flags = [*to_flags(settings), "--json", "--quiet"]
-    cell = run(["snugfit", "train", *flags], options, [*extra, "--out", str(folder)])
+    if resumes and (folder / "plan.json").exists():
+        flags, place = ["--resume", str(folder)], []
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        flags, place = to_flags(settings), ["--out", str(folder)]
+    cell = run(["snugfit", "train", *flags, "--json", "--quiet"], options, [*extra, *place])
     output = cell.pop("output")
     if "error" in output:
         cell["error"] = output["error"]
     elif output:
         cell["record"] = slim(output)
         cell["training_seconds"] = _training_seconds(folder / "metrics.csv")
-    if not keep:
+    if not keep and not (resumes and cell["exit_code"] is None):
         shutil.rmtree(folder, ignore_errors=True)
     return cell
 

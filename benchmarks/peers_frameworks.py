@@ -40,13 +40,14 @@ def _tiny() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(256, 2))
 
 
-def _trainer(**settings: Any) -> Any:
+def _trainer(race: Race | None = None, **settings: Any) -> Any:
     from lightning.pytorch import Trainer
 
     quiet = {
         "logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
     }  # fmt: skip
-    return Trainer(accelerator="cpu", devices=1, **quiet, default_root_dir=tempfile.gettempdir(), **settings)
+    where = "cpu" if race is None or race.limit.device.type == "cpu" else "gpu"
+    return Trainer(accelerator=where, devices=1, **quiet, default_root_dir=tempfile.gettempdir(), **settings)
 
 
 def _module(network: nn.Module, race: Race | None = None) -> Any:
@@ -99,14 +100,15 @@ def lightning(race: Race) -> nn.Module:
     network = race.network()
     module = _module(network, race)
     trials = (race.batch_size // FIRST_BATCH).bit_length()
-    tuner = Tuner(_trainer(max_epochs=1))
+    tuner = Tuner(_trainer(race, max_epochs=1))
     micro = tuner.scale_batch_size(module, init_val=FIRST_BATCH, max_trials=trials, max_val=2 * race.batch_size)
     del tuner
     release_memory()
     race.begin_training(int(micro))
     module.batch_size = int(micro)
     parts = max(race.batch_size // int(micro), 1)
-    trainer = _trainer(max_epochs=1, max_time=timedelta(seconds=max(race.left, 1)), accumulate_grad_batches=parts)
+    time_left = timedelta(seconds=max(race.left, 1))
+    trainer = _trainer(race, max_epochs=1, max_time=time_left, accumulate_grad_batches=parts)
     trainer.fit(module)
     return network
 
@@ -132,15 +134,17 @@ def accelerate(race: Race) -> nn.Module:
     @find_executable_batch_size(starting_batch_size=race.batch_size)  # type: ignore[untyped-decorator]
     def train(batch_size: int) -> nn.Module:
         parts = max(race.batch_size // batch_size, 1)
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=parts)
+        on_cpu = race.limit.device.type == "cpu"
+        accelerator = Accelerator(cpu=on_cpu, gradient_accumulation_steps=parts)
         network = race.network()
         network, optimizer = accelerator.prepare(network, race.optimizer(network))
         race.begin_training(batch_size)
         race.images, race.training_seconds = 0, 0.0
         for images, labels in Endless(race.source(), batch_size):
             began = time.perf_counter()
+            here = images.to(race.limit.device), labels.to(race.limit.device)
             with accelerator.accumulate(network):
-                accelerator.backward(nn.functional.cross_entropy(network(images), labels))
+                accelerator.backward(nn.functional.cross_entropy(network(here[0]), here[1]))
                 optimizer.step()
                 optimizer.zero_grad()
             race.count(len(labels), time.perf_counter() - began)

@@ -17,6 +17,7 @@ from snugfit._data import Batches, Splits, Transform
 from snugfit._upstream import to_channels_last
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
 from snugfit.memory.address_space import KERNEL_BYTES, KernelAllowance
+from snugfit.memory.device import synchronize
 
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
@@ -79,6 +80,7 @@ class Race:
         shape = self.splits.image_shape
         network = models.build(self.model, len(self.splits.class_names), shape[-1], shape[0])
         network = to_channels_last(network)
+        network = network.to(self.limit.device)
         return guard(network, self.limit, self.meter) if guarded else network
 
     def source(self) -> Batches:
@@ -87,8 +89,9 @@ class Race:
 
     def made_up(self, size: int) -> tuple[Tensor, Tensor]:
         """A batch of noise."""
-        images = torch.randn(size, *self.splits.image_shape).contiguous(memory_format=torch.channels_last)
-        return images, torch.zeros(size, dtype=torch.int64)
+        device = self.limit.device
+        images = torch.randn(size, *self.splits.image_shape, device=device)
+        return images.contiguous(memory_format=torch.channels_last), torch.zeros(size, dtype=torch.int64, device=device)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """SGD with momentum."""
@@ -115,10 +118,11 @@ class Race:
             for _ in range(len(self.splits.train) // self.batch_size):
                 began = time.perf_counter()
                 for _ in range(group):
-                    images, labels = next(batches)
+                    images, labels = (each.to(self.limit.device) for each in next(batches))
                     (nn.functional.cross_entropy(run(images), labels) / group).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 optimizer.zero_grad()
+                synchronize(self.limit.device)
                 self.count(self.batch_size, time.perf_counter() - began)
                 if not self.unfinished:
                     break
@@ -138,7 +142,7 @@ class Race:
         """Accuracy on the test images."""
         images = self.splits.test if self.splits.test is not None else self.splits.val
         size = min(LARGEST_TEST_BATCH, int(self.found.get("micro_batch", 1)))
-        return accuracy(network, Batches(images, self._transform()).in_order(size), torch.device("cpu"))
+        return accuracy(network, Batches(images, self._transform()).in_order(size), self.limit.device)
 
     def _transform(self) -> Transform:
         splits = self.splits
@@ -182,7 +186,7 @@ def guard(network: nn.Module, limit: MemoryLimit, meter: PeakMeter) -> nn.Module
         meter.mark()
         limit.refresh()
         key = (module.training, inputs[0].shape)
-        if key not in seen:
+        if key not in seen and limit.kernel_bytes:
             seen.add(key)
             allowances.append(kernel_allowance(limit))
             allowances[-1].__enter__()
@@ -221,6 +225,7 @@ def try_steps(race: Race, network: nn.Module, run: nn.Module, micro: int) -> flo
             (nn.functional.cross_entropy(run(images), labels) / parts).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
+        synchronize(race.limit.device)
         seconds = (time.perf_counter() - began) / (parts * micro)
     race.meter.mark()
     return seconds

@@ -25,6 +25,7 @@ from benchmarks.common import program
 from benchmarks.peers_race import Race, guard, largest, try_steps
 from snugfit import _data as datasets
 from snugfit._core.amounts import parse_bytes
+from snugfit._engine.process import choose_device
 from snugfit.memory import MemoryLimit, is_out_of_memory, make_meter, prepare_process, release_memory
 from snugfit.memory.process import late_bytes
 
@@ -79,7 +80,7 @@ def main(
         lr: learning rate, constant.
         seed: seed of initialisation, shuffling and augmentation.
         threads: compute threads.
-        device: cpu; nothing else is measured here.
+        device: cpu or cuda[:N].
     """
     chosen = ways()[way]
     try:
@@ -87,9 +88,9 @@ def main(
     except ImportError as error:
         print(json.dumps({"missing": str(error.name)}))
         return
-    cpu, baseline = torch.device("cpu"), prepare_process(threads)
-    meter, cap = make_meter(baseline, cpu), parse_bytes(memory)
-    with MemoryLimit(cap, baseline, cpu) as limit:
+    where, baseline = choose_device(device or "cpu"), prepare_process(threads)
+    meter, cap = make_meter(baseline, where), parse_bytes(memory)
+    with MemoryLimit(cap, baseline, where) as limit:
         started = time.perf_counter()
         splits = datasets.load(data, image_size=image_size, max_train=max_train, max_val=max_val, seed=seed)
         race = Race(model, splits, batch_size, lr, seed, seconds, limit, meter, started, steps)
@@ -111,6 +112,7 @@ def ways() -> dict[str, Way]:
         "plain": Way(plain),
         "micro": Way(micro_batches),
         "checkpoint": Way(checkpointed),
+        "save_on_cpu": Way(offloaded),
         "lightning": Way(frameworks.lightning, frameworks.prepare_lightning),
         "accelerate": Way(frameworks.accelerate, frameworks.prepare_accelerate),
         "bitsandbytes": Way(eight_bit, frameworks.prepare_bitsandbytes),
@@ -165,6 +167,33 @@ def micro_batches(race: Race) -> nn.Module:
     micro, _ = largest(race, steps)
     release_memory()
     return race.train(race.network(), micro)
+
+
+def offloaded(race: Race) -> nn.Module:
+    """Feature maps that are kept in the processor's memory, of the largest micro-batch that is found by halving."""
+
+    def steps(micro: int) -> float:
+        network = race.network()
+        return try_steps(race, network, Offloaded(network), micro)
+
+    micro, _ = largest(race, steps)
+    release_memory()
+    network = race.network()
+    return race.train(network, micro, Offloaded(network))
+
+
+class Offloaded(nn.Module):
+    """A network whose saved tensors are copied to pinned memory by torch, and back."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits (B, classes) of images (B, C, H, W)."""
+        with torch.autograd.graph.save_on_cpu(pin_memory=images.is_cuda):
+            logits: torch.Tensor = self.network(images)
+        return logits
 
 
 def checkpointed(race: Race) -> nn.Module:

@@ -51,6 +51,11 @@ class ResultFile:
         """What was measured so far."""
         return list(self.data["cells"])
 
+    def has(self, command: str, repeat: int = 0) -> bool:
+        """Whether there is a cell of a command that needs no other try."""
+        found = self._find(command, repeat)
+        return found is not None and self._final(found) and not self._again(command, repeat)
+
     def once(self, command: str, work: Callable[[], Cell], repeat: int = 0, **labels: Any) -> Cell:
         """The stored cell of a command, or that of ``work()``, which is stored.
 
@@ -60,9 +65,8 @@ class ResultFile:
             repeat: number of the repetition.
             labels: what tables need to know of it.
         """
-        found = self._find(command, repeat)
-        if found is not None and self._final(found) and not self._again(command, repeat):
-            return found
+        if self.has(command, repeat):
+            return dict(self._find(command, repeat) or {})
         note(f"{time.strftime('%H:%M:%S')} {command}")
         return self.put(command, {**labels, **work()}, repeat)
 

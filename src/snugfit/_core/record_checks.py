@@ -30,6 +30,7 @@ class _Measured:
     peak_metric: str | None = None
     missed_phases: tuple[str, ...] = ()
     process_peak_bytes: tuple[int, ...] = ()
+    device_memory: dict[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ def _checked(data: Any) -> Record:
     record = from_data(Record, data)
     for name in ("budget", "predicted", "accuracy", "parameters", "overhead_seconds"):
         _check_numbers(name, getattr(record, name), 1 if name == "accuracy" else MAX_NUMBER)
-    peaks = from_data(_Measured, record.measured, "measured").process_peak_bytes
+    measured = from_data(_Measured, record.measured, "measured")
+    peaks = measured.process_peak_bytes
+    _check_numbers("measured.device_memory", measured.device_memory or {}, MAX_NUMBER)
     for number, peak in enumerate(peaks):
         _check_number(f"measured.process_peak_bytes[{number}]", peak, MAX_NUMBER)
     _check_numbers("measured", {key: value for key, value in record.measured.items() if key not in _OTHERS}, MAX_NUMBER)

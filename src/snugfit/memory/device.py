@@ -236,6 +236,11 @@ def is_at_rest(device: torch.device) -> bool:
     return device in _at_rest or not has_own_memory(device)
 
 
+def uses_devices() -> bool:
+    """Whether this process has the context of any device with a memory of its own."""
+    return bool(_at_rest)
+
+
 def release_devices() -> None:
     """Give unused segments of all devices at rest back, after errors and before a measurement."""
     for each in _at_rest.values():

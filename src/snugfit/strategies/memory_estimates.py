@@ -20,6 +20,7 @@ from snugfit._training.statistics import images_for
 from snugfit._training.strategy import Trainable
 from snugfit._training.task import Classification, Task
 from snugfit._upstream import kept_shared, to_channels_last
+from snugfit.memory.device import uses_devices
 from snugfit.memory.process import is_own_process
 from snugfit.memory.tensors import tensor_peak_bytes
 
@@ -45,6 +46,9 @@ SAFETY = Safety(0.015, 2_500_000)
 """Where other networks were trained before in the same process, phases were up to 2.9 MB above their probes."""
 OWN_SAFETY = Safety(0.01, 1_500_000)
 """In a process that was started for the run, phases were 2 MB below to 1.3 MB above their probes."""
+DEVICE_SAFETY = Safety(0.01, 22 * 2**20)
+"""Where a device has a memory of its own: its allocator takes memory in pieces of 2 and of 20 MiB, so a peak between
+two measured ones may lie that far above its tensors."""
 RESERVED_BYTES = 5_000_000
 """Bytes that a budget must have beyond the predicted peak: a dry run reserves space for kernels (4.2 MB) in its first
 step, and for the real phase (1 MB) in both."""
@@ -68,7 +72,12 @@ MB = 10**6
 
 def safety() -> Safety:
     """What is added to every peak that this process predicts."""
-    return OWN_SAFETY if is_own_process() else SAFETY
+    return OWN_SAFETY if is_own_process() and not uses_devices() else full_safety()
+
+
+def full_safety() -> Safety:
+    """The safety by which every process decides what fits."""
+    return DEVICE_SAFETY if uses_devices() else SAFETY
 
 
 def with_safety(resident_bytes: float, step_bytes: float) -> int:
@@ -79,7 +88,7 @@ def with_safety(resident_bytes: float, step_bytes: float) -> int:
 def with_full_safety(peak_bytes: int) -> int:
     """A peak that this process predicted, with the safety by which every process decides what fits."""
     added = safety()
-    return SAFETY.added_to((peak_bytes - added.bytes) / (1 + added.share))
+    return full_safety().added_to((peak_bytes - added.bytes) / (1 + added.share))
 
 
 def step_headroom(budget: Budget, resident_bytes: float, reserved_bytes: float = RESERVED_BYTES) -> float:
@@ -93,7 +102,8 @@ def available_headroom(available_bytes: float, reserved_bytes: float = RESERVED_
 
     It is the same in every process, because a budget that was enough in one has to be enough in the next.
     """
-    return (available_bytes - reserved_bytes - SAFETY.bytes) / (1 + SAFETY.share)
+    least = full_safety()
+    return (available_bytes - reserved_bytes - least.bytes) / (1 + least.share)
 
 
 def reserved_bytes(state_bytes: float, passing_bytes: float) -> float:
@@ -143,8 +153,12 @@ def forward_images(workload: Workload, *, tracks: bool) -> int:
 
 
 def smallest_budget(profile: Profile, floor_bytes: int) -> int:
-    """Smallest memory budget that holds a step of ``floor_bytes`` of tensors, rounded up to the next MB."""
-    peak = SAFETY.added_to(profile.base_bytes + int(floor_bytes * TENSOR_TO_PROCESS))
+    """Smallest memory budget that holds a step of ``floor_bytes`` of tensors, rounded up to the next MB.
+
+    Where a device's allocator rounds up, a measured step exceeds its tensors by as much as the safety allows for.
+    """
+    rounding = DEVICE_SAFETY.bytes if uses_devices() else 0
+    peak = full_safety().added_to(profile.base_bytes + int(floor_bytes * TENSOR_TO_PROCESS) + rounding)
     needed = peak + RESERVED_BYTES + DRIFT_BYTES
     return -(-needed // MB) * MB
 

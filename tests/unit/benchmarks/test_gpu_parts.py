@@ -1,0 +1,80 @@
+"""The parts of ``benchmarks.gpu``: they stop in time, go on where they stopped, and say what was run."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks import gpu
+from benchmarks.common import Options
+from benchmarks.gpu_tables import NOTHING, render
+
+from snugfit import _data as datasets
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Options whose runs are counted and not made."""
+    ran = []
+
+    def train(settings, options, **_):
+        ran.append(settings)
+        return {"exit_code": 3, "seconds": 1.0, "error": {"type": "InfeasibleBudgetError", "message": "too small"}}
+
+    monkeypatch.setattr(gpu, "train", train)
+    monkeypatch.setenv("SNUGFIT_DATA", str(tmp_path))
+    monkeypatch.setattr(gpu.tempfile, "gettempdir", lambda: str(tmp_path))
+    return Options(device="cpu", results=tmp_path / "gpu.json", work=tmp_path), ran
+
+
+def test_a_part_goes_on_where_it_stopped(place, capsys):
+    options, ran = place
+    assert gpu.main(part=2, minutes=0, quick=True, options=options) == 1 and not ran
+    assert "cells left; run the command again" in capsys.readouterr().err
+    assert gpu.main(part=2, quick=True, options=options) == 0
+    assert len(ran) == len({tuple(map(str, each.items())) for each in ran}) == 6
+    assert gpu.main(part=2, quick=True, options=options) == 0 and len(ran) == 6
+
+
+def test_a_run_that_was_stopped_because_time_was_up_is_left(place, monkeypatch):
+    options, _ = place
+    monkeypatch.setattr(gpu, "train", lambda *_, **__: {"exit_code": None, "seconds": 5.0})
+    assert gpu.main(part=5, quick=True, options=options) == 1
+    assert gpu.ResultFile("gpu", options).cells == []
+
+
+@pytest.mark.parametrize("part", range(len(gpu.PARTS)))
+def test_every_part_has_cells_whose_settings_differ(place, part):
+    options, _ = place
+    session = gpu.Session(gpu.ResultFile("gpu", options), options, False, 480, 1e9)
+    cells = list(gpu._PARTS[part](session))
+    names = [name for name, _ in cells]
+    assert len(names) == len(set(names)) > 0
+
+
+def test_budgets_are_above_the_context(place):
+    options, _ = place
+    session = gpu.Session(gpu.ResultFile("gpu", options), options, False, 480, 1e9)
+    settings = session.settings("torchvision:convnext_tiny:224", 100)
+    assert (settings["model"], settings["image_size"], settings["memory"]) == (
+        "torchvision:convnext_tiny",
+        224,
+        "580MB",
+    )
+    assert session.settings("vgg16")["memory"] is None and session.settings("vgg16")["image_size"] == 32
+
+
+def test_noise_is_read_as_cifar(place, tmp_path):
+    for name, classes in (("cifar10", 10), ("cifar100", 100)):
+        splits = datasets.load(name, data_dir=gpu.data_folder(place[0]), max_train=64)
+        assert splits.image_shape == (3, 32, 32) and len(splits.class_names) == classes
+
+
+def test_tables_tell_of_runs_and_of_their_absence():
+    assert NOTHING in render([], "matrix")
+    record = {
+        "measured": {"peak_bytes": 90, "device_memory": None}, "predicted": {"peak_bytes": 100},
+        "budget": {"memory_bytes": 80}, "phases": [{"epochs": 1, "batch_size": 4}], "accuracy": {"test": 0.5},
+    }  # fmt: skip
+    cell = {"arm": "matrix", "settings": {"model": "vgg8"}, "exit_code": 0, "record": record, "training_seconds": 2.0}
+    assert "Of 1 runs, 1 went over the budget and 0 over the prediction; 0 predictions" in render([cell], "matrix")
+    tests = {"arm": "tests", "command": "pytest a/test_x.py", "counts": {"tests": 5, "failures": 1, "skipped": 1}}
+    assert "| test_x.py | 3 | 1 | 1 |" in render([{**tests, "failed": [("test_a", "assert 1")]}], "tests")
