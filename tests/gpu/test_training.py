@@ -54,10 +54,13 @@ def test_a_run_stays_within_its_prediction_and_near_the_processor(name, device, 
 
 
 def assert_near(name, first, second):
-    """Weights of the two models: nearly all within a small tolerance; exactly the same shapes."""
+    """The same shapes, and weights within a small tolerance.
+
+    A bias before a norm has a gradient of zero but for rounding, which Adam makes a step of.
+    """
     expected, actual = (record.model.state_dict() for record in (first, second))
     assert {key: value.shape for key, value in expected.items()} == {key: v.shape for key, v in actual.items()}
-    loose = any(part in name for part in DRAWN)
+    loose = any(part in name for part in DRAWN) or "optimizer" in ROWS[name]
     for key, value in expected.items():
         if value.is_floating_point():
             error = (actual[key].cpu().double() - value.double()).norm()
