@@ -36,7 +36,7 @@ PATHS = [
     "model", "weights", "data", "data_dir", "local_loss", "cache_dir", "retrain_data", "cluster", "out",
     "profile_cache",
 ]  # fmt: skip
-SIZES = ["memory", "total_memory", "storage"]
+SIZES = ["memory", "total_memory", "host_memory", "storage"]
 REFUSED = {
     **{key: [0, -1, 1.5, 2.0, True, "3", "", 10**12, math.nan, math.inf, [1], b"1"] for key in COUNTS},
     **{key: [0, 1, 1.0, "maybe", "", []] for key in SWITCHES},

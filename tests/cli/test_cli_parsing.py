@@ -44,7 +44,7 @@ def test_no_flags_give_the_defaults_of_the_dataclasses():
 @pytest.mark.parametrize(("group", "field"), OPTIONS, ids=IDS)
 def test_every_option_is_a_flag_that_sets_its_field_alone(group, field):
     value = different_value(group, field)
-    if field.name in ("memory", "total_memory", "storage"):
+    if field.name in ("memory", "total_memory", "host_memory", "storage"):
         value = "100MB"
     if field.name == "strategy":
         value = "blockwise"

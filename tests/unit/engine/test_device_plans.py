@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,10 +16,11 @@ from snugfit._core.device_memory import DevicePlan
 from snugfit._core.option_groups import BudgetOptions
 from snugfit._core.plan import Plan
 from snugfit._core.record import Record
+from snugfit._core.record_checks import read_record
 from snugfit._engine import process
 from snugfit._engine.run_memory import device_plan, memory_at_rest, settled_budget
 from snugfit._report.tables import memory_lines
-from snugfit.errors import UsageError
+from snugfit.errors import CheckpointError, UsageError
 from snugfit.memory import Baseline, make_meter
 from snugfit.memory import device as devices
 from snugfit.strategies import memory_estimates
@@ -116,3 +118,17 @@ def test_a_run_above_its_host_memory_has_failed():
     )  # fmt: skip
     assert record.excess == (30 * MB, 20 * MB)
     assert replace(record, measured={**measured, "device_memory": None}).excess is None
+
+
+@pytest.mark.parametrize("context", [5, -5])
+def test_a_record_of_a_gpu_is_read_again_unless_its_bytes_are_impossible(context, tmp_path):
+    record = Record(
+        *("backprop", "m", "d", "cuda:0", {}, True, {}, {"device_memory": {"context_bytes": context}}),
+        accuracy={}, parameters={}, exit=None, settings={}, run_dir="",
+    )  # fmt: skip
+    (tmp_path / "record.json").write_text(json.dumps(record.to_json()))
+    if context > 0:
+        assert read_record(tmp_path / "record.json") == record
+        return
+    with pytest.raises(CheckpointError, match=r"measured\.device_memory\.context_bytes"):
+        read_record(tmp_path / "record.json")
