@@ -154,8 +154,8 @@ def plan(
         data: a name, ``folder:PATH``, :class:`snugfit.Splits`, a ``Dataset`` of (image, label), or a pair or
             triple of them: training, validation and test. By default it is ``digits``; or none, with the options
             ``input_shape=(3, 32, 32)`` and ``classes``, for a plan that cannot run.
-        budget: what may be used; unlimited by default. The options ``memory``, ``total_memory``, ``storage``,
-            ``time_ratio`` and ``devices`` say the same.
+        budget: what may be used; unlimited by default. The options ``memory``, ``total_memory``, ``host_memory``,
+            ``storage``, ``time_ratio`` and ``devices`` say the same.
         subscribers: called with every measured probe.
         **options: any option of the command line, with underscores: ``epochs=3``, ``strategy="blockwise"``. ``loss``
             may be a function of logits (B, classes) and labels (B,) that returns their mean loss, a scalar tensor;
