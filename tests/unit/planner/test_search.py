@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 from torch import nn
 
 from snugfit._chain import Chain
@@ -33,6 +34,7 @@ class Still:
 
     metric, current_bytes, peak_bytes, budget_bytes = "none", 0, 0, None
     kernel_bytes = 0
+    device = torch.device("cpu")
 
     def restart(self):
         pass
