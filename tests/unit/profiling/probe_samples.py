@@ -2,6 +2,8 @@
 
 from contextlib import contextmanager, nullcontext
 
+import torch
+
 from snugfit.profiling import Probe
 
 
@@ -11,6 +13,7 @@ class Machine:
     metric = "synthetic"
 
     kernel_bytes = 0
+    device = torch.device("cpu")
 
     def __init__(self, budget=None, resting=1000):
         self.budget_bytes, self.resting = budget, resting
