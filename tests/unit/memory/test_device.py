@@ -118,7 +118,7 @@ def test_host_memory_has_a_budget_of_its_own_and_pinned_pages_count(made):
         soft = resource.getrlimit(resource.RLIMIT_DATA)[0]
         assert abs(soft - read_status().data - 30 * MB) < 3 * MB and fake.most == 400 * MB
         with pytest.raises(RuntimeError, match="memory"):
-            torch.empty(50 * MB, dtype=torch.uint8)
+            torch.empty(800 * MB, dtype=torch.uint8)
         limit.refresh()
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     meter = make_meter(here(), GPU)

@@ -91,7 +91,7 @@ class ToldMeter:
 
     def __init__(self):
         self.current_bytes = self.peak_bytes = self.total_bytes = 0
-        self.next_peak = 0
+        self.next_peak, self.shares = 0, {}
 
     def mark(self):
         self.peak_bytes = max(self.peak_bytes, self.next_peak)
