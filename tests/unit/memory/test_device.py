@@ -134,7 +134,7 @@ def test_one_budget_covers_both_where_memory_is_unified(made):
         limit.refresh()
         assert abs(fake.most - (750 * MB - HOST_STEP_BYTES)) < 5 * MB
         with pytest.raises(RuntimeError, match="memory"):
-            torch.empty(100 * MB, dtype=torch.uint8)
+            torch.empty(2000 * MB, dtype=torch.uint8)
         meter = make_meter(baseline, GPU)
         fake.allocate(30 * MB)
         assert meter.mark() >= 100 * MB + 30 * MB + held.nbytes

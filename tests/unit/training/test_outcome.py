@@ -109,7 +109,7 @@ def test_the_record_puts_prediction_beside_measurement(tmp_path):
     assert record.measured.pop("missed_phases") == []
     assert record.measured.pop("total_memory_bytes") == 1110 and record.measured.pop("device_memory") is None
     assert record.measured == {"peak_bytes": 80, "peak_metric": "told", "tensor_peak_bytes": 60, "storage_bytes": 5}
-    limits = {"storage_bytes": None, "time_ratio": None, "total_memory_bytes": None}
+    limits = dict.fromkeys(("storage_bytes", "time_ratio", "total_memory_bytes", "host_memory_bytes"))
     assert record.budget == {"memory_bytes": 100_000_000, **limits}
     assert record.accuracy == {"val": 0.5, "test": 0.25, "test_top5": 1.0}
     assert record.overhead_seconds == {"profiling": 0.0, "caching": 2.0}
