@@ -22,7 +22,7 @@ from cyclopts import App, Parameter
 from snugfit._core.amounts import parse_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
-INFEASIBLE = 3
+INFEASIBLE, EXCEEDED = 3, 5
 Settings = dict[str, Any]
 Cell = dict[str, Any]
 T = TypeVar("T")

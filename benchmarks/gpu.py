@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.ablations import VARIANTS
-from benchmarks.common import DEFAULTS, Cell, Options, Settings, program, run, to_flags, train
+from benchmarks.common import DEFAULTS, ROOT, Cell, Options, Settings, program, run, to_flags, train
 from benchmarks.gpu_tables import render
 from benchmarks.machine import describe_machine, slug
 from benchmarks.peers import peer
@@ -35,7 +36,8 @@ MODELS = (
 )  # fmt: skip
 STRATEGIES = ("backprop", "checkpoint", "blockwise", "elastic")
 WAYS = ("plain", "micro", "checkpoint", "save_on_cpu", "compile-0.5", "lightning", "accelerate")
-TESTS = Path("tests/gpu")
+TESTS = ROOT / "tests" / "gpu"
+TESTS_AT_ONCE = 6
 SPARE_SECONDS = 20.0
 """No cell begins with less time left: a process takes that long to begin."""
 
@@ -165,15 +167,39 @@ def context_megabytes(results: ResultFile, options: Options) -> int:
         cell = run(flags, options)
         return {**cell, "context": (cell.pop("output", None) or {}).get("device_memory") or {}}
 
-    context = results.once(" ".join(flags), measured, arm="context").get("context", {})
-    return int(-(-context.get("context_bytes", 0) // 10**6))
+    context = results.once(" ".join(flags), measured, arm="context").get("context")
+    if not context:
+        raise SystemExit(f"no plan on {options.device} says what its context takes: see the result file")
+    return int(-(-context["context_bytes"] // 10**6))
 
 
 def tests(session: Session) -> Cells:
-    """``pytest -m gpu``, one file at a time."""
+    """``pytest -m gpu``, a few tests at a time, so that none is lost where a part ends."""
     for path in session.few(sorted(TESTS.glob("test_*.py"))):
-        module = ["pytest", "-n", "0", "-q", "-m", "gpu", str(path)]
-        yield path.name, lambda module=module: session.results.once(" ".join(module), lambda: _pytest(session, module))
+        names = _collected(path)
+        for first in range(0, len(names), TESTS_AT_ONCE):
+            yield from _some_tests(session, ["pytest", "-n", "0", "-q", "-m", "gpu", *names[first:][:TESTS_AT_ONCE]])
+
+
+def _some_tests(session: Session, module: list[str]) -> Cells:
+    command = " ".join(module)
+
+    def work() -> None:
+        cell = _pytest(session, module)
+        if cell["exit_code"] is None:
+            session.left.append(command)
+        else:
+            session.results.put(command, cell)
+
+    if not session.results.has(command):
+        yield command, work
+
+
+def _collected(path: Path) -> list[str]:
+    """Names of a file's tests of a GPU."""
+    asked = [sys.executable, "-m", "pytest", "-n", "0", "-q", "--collect-only", "-m", "gpu", str(path)]
+    lines = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
+    return [line for line in lines if "::" in line]
 
 
 def _pytest(session: Session, module: list[str]) -> Cell:

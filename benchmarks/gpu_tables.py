@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.common import Cell, smallest_named
+from benchmarks.common import EXCEEDED, Cell, smallest_named
 from benchmarks.store import accuracy, markdown, mb, percent, succeeded
 
 NOTHING = "Nothing has been run yet."
@@ -72,15 +72,16 @@ def _share(value: float | None) -> str:
 
 def _conclusion(cells: list[Cell]) -> str:
     """How many runs stayed within prediction and budget, and how far predictions lie above."""
-    done = succeeded(cells)
+    done, exceeded = succeeded(cells), sum(cell.get("exit_code") == EXCEEDED for cell in cells)
     if not done:
-        return "No run of snugfit finished."
+        return f"No run of snugfit finished; {exceeded} went over the budget."
     peaks = [(each["record"]["measured"]["peak_bytes"], each["record"]["predicted"]["peak_bytes"]) for each in done]
     budgets = [each["record"]["budget"]["memory_bytes"] for each in done]
     over = sum(budget is not None and peak > budget for (peak, _), budget in zip(peaks, budgets, strict=True))
+    over += exceeded
     missed = sum(peak > predicted for peak, predicted in peaks)
     near = sum(predicted <= 1.10 * peak for peak, predicted in peaks)
     return (
-        f"Of {len(done)} runs, {over} went over the budget and {missed} over the prediction; "
+        f"Of {len(done) + exceeded} runs, {over} went over the budget and {missed} over the prediction; "
         f"{near} predictions are at most 1.10 times the measured peak."
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.common import INFEASIBLE, ROOT, Cell, Options, Settings, to_flags, train
+from benchmarks.common import EXCEEDED, INFEASIBLE, ROOT, Cell, Options, Settings, to_flags, train
 from benchmarks.machine import commit, describe_machine, slug
 from snugfit._storage.files import write_json_atomic
 
@@ -106,7 +106,7 @@ class ResultFile:
         if "exit_code" in cell and cell["exit_code"] is None:
             return bool(self.options.timeout <= cell["seconds"])
         unserved = cell.get("error", {}).get("type") == "ModelError"
-        return unserved or cell.get("exit_code", 0) in (0, INFEASIBLE)
+        return unserved or cell.get("exit_code", 0) in (0, INFEASIBLE, EXCEEDED)
 
     def _again(self, command: str, repeat: int) -> bool:
         """Whether ``--again`` asks for the cell; once per invocation, since a cell may be asked for twice."""

@@ -150,6 +150,11 @@ def _is_shape(node: fx.Node) -> bool:
 
 
 def _is_batch_size(node: fx.Node) -> bool:
+    source = node.args[0] if node.args else None
+    while isinstance(source, fx.Node) and _is_shape(source):
+        source = source.args[0]
+    if isinstance(source, fx.Node) and source.op == "get_attr":  # the size of a buffer
+        return False
     if node.op == "call_method" and node.target == "size":
         return bool(node.args[1:] == (0,))
     if node.op == "call_function" and node.target is operator.getitem:

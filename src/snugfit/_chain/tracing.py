@@ -67,7 +67,6 @@ def trace(model: nn.Module, inputs: Sequence[Input] = ()) -> Traced:
         IndivisibleError: the control flow depends on data or, in the outermost module, on ``self.training``.
         ModelError: it takes several inputs.
     """
-    whole: set[str] = set()
     parameters = list(inspect.signature(type(model).forward).parameters.values())[1:]
     taken = _taken(parameters, inputs)
     others = [each for each in parameters if each.name not in taken]
@@ -75,13 +74,36 @@ def trace(model: nn.Module, inputs: Sequence[Input] = ()) -> Traced:
     for each in others:
         if each.name not in defaults and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
             raise _several_inputs(model, each.name)
+    graph, constants = _graph(model, defaults)
+    _drop_other_inputs(model, graph, taken)
+    if inputs:
+        placeholders = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
+        pack_inputs(graph, inputs, [placeholders[name] for name in taken])
+    return _finish(model, graph, constants)
+
+
+def _graph(model: nn.Module, defaults: dict[str, Any]) -> tuple[fx.Graph, dict[str, Any]]:
+    """The graph, and tensors by name that are constants of it.
+
+    Constants may be computed of buffers, and have no values on the meta device. Then this is part of the graph, unless
+    Python needs a size of a buffer.
+    """
+    graph, constants = _graph_of(model, defaults, with_buffers=False)
+    if constants:
+        with contextlib.suppress(IndivisibleError):
+            return _graph_of(model, defaults, with_buffers=True)
+    return graph, constants
+
+
+def _graph_of(model: nn.Module, defaults: dict[str, Any], *, with_buffers: bool) -> tuple[fx.Graph, dict[str, Any]]:
+    whole: set[str] = set()
     while True:
         seen: set[str] = set()
         error: Exception | None = None
         with _watched_training(model, seen):
             before = set(model.__dict__)
             try:
-                graph = _Tracer(whole).trace(model, concrete_args=defaults)
+                graph = _Tracer(whole, with_buffers).trace(model, concrete_args=defaults)
                 seen |= _flags_in_arguments(graph)
             except Exception as raised:
                 if is_out_of_memory(raised):
@@ -97,11 +119,7 @@ def trace(model: nn.Module, inputs: Sequence[Input] = ()) -> Traced:
                 f"{type(model).__name__} cannot be traced: {first_line(error)} ({_location(error)})"
             ) from error
         if not seen:
-            _drop_other_inputs(model, graph, taken)
-            if inputs:
-                placeholders = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
-                pack_inputs(graph, inputs, [placeholders[name] for name in taken])
-            return _finish(model, graph, constants)
+            return graph, constants
         whole |= seen
 
 
@@ -162,11 +180,11 @@ class _TrainingFlag(int):
 
 
 class _Tracer(fx.Tracer):
-    proxy_buffer_attributes = True  # what is computed of buffers is part of the graph, and no value of the meta device
+    """Modules named in ``whole`` stay whole; ``with_buffers``, what is computed of buffers is part of the graph."""
 
-    def __init__(self, whole: set[str]) -> None:
+    def __init__(self, whole: set[str], with_buffers: bool) -> None:
         super().__init__()
-        self.whole = whole
+        self.whole, self.proxy_buffer_attributes = whole, with_buffers
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return (

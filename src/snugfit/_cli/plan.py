@@ -11,6 +11,7 @@ from snugfit._cli.options import NO_FLAGS, PLAN_ALONE, SHOW_ALL, OutputOptions, 
 from snugfit._cli.output import FailedError, note, print_json, show_error
 from snugfit._cli.plan_cache import PlanCache
 from snugfit._cli.retries import plan_again
+from snugfit._core.known import require_data
 from snugfit._core.machine_memory import machine_memory, private_bytes
 from snugfit._core.plan import Plan
 from snugfit._core.record import Trial
@@ -37,6 +38,8 @@ def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, ou
     """
     request, steps = flags.request(), trials.steps()
     trials.require_one_result(as_json=output.json)
+    if trials.sbatch or trials.kubernetes:
+        require_data(flags.data)  # a job trains
     if steps:
         request.budget.check_trials()
     require_places(request.machine.out, request.machine.cache_dir)

@@ -20,6 +20,7 @@ from typing import Any
 
 from snugfit._cli.output import FailedError
 from snugfit._core.documents import read_as
+from snugfit._core.functions import is_function
 from snugfit._core.hardware import cores, processor
 from snugfit._core.machine_memory import installed_bytes
 from snugfit._core.options import AUTO, data_sets_in
@@ -75,6 +76,7 @@ def _path(request: Request, kind: str) -> Path | None:
     """The file of its answer; None if the answer may depend on something unknown here."""
     folder, model = profiles_folder(request.machine.profile_cache), request.model.model
     changes = request.budget.total_memory == AUTO or (":" in model and not model.startswith(LIBRARIES))
+    changes |= any(map(is_function, (request.data.name, *data_sets_in(request.strategy).values())))
     if folder is None or changes or installed_plugins():
         return None
     files = _files(request, folder)

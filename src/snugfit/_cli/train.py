@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,8 @@ from snugfit._cli.retries import plan_again
 from snugfit._core.documents import read_data
 from snugfit._core.known import require_data
 from snugfit._core.launchers import name_process
-from snugfit._core.options import Common
+from snugfit._core.options import AUTO, Common
+from snugfit._core.registry import find_config
 from snugfit._core.request import Request
 from snugfit._storage.outputs import require_folder, require_places
 from snugfit.errors import CheckpointError, UsageError
@@ -47,7 +49,7 @@ def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: Outp
         resume: continue the run in this folder, with the options that it was started with.
         output: what is shown.
     """
-    name_process(os.environ)
+    _take_part(flags, resume)
     record = _resumed(resume, flags, output) if resume else _started(_new_request(flags), output)
     if "run_dir" not in record:  # a process that has served another one's run
         return
@@ -58,6 +60,18 @@ def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: Outp
         print_json(record)
     else:
         print(record["run_dir"])
+
+
+def _take_part(flags: RequestFlags, resume: str | None) -> None:
+    """Take part in the job of a launcher, such as srun, if several processes can train: the strategy is one for them.
+
+    Other strategies train alone, whatever the launcher's variables, which a shell inside a job has, too.
+    """
+    with contextlib.suppress(CheckpointError):  # the child explains what a run folder lacks
+        request = read_data(Request, Path(resume) / "request.json") if resume else flags.request()
+        name = request.strategy.strategy
+        if request.budget.devices > 1 or (name != AUTO and find_config(name).worker):
+            name_process(os.environ)
 
 
 def _new_request(flags: RequestFlags) -> Request:

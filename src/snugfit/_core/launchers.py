@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from snugfit.errors import UsageError
@@ -38,6 +38,10 @@ class Launcher:
     job: tuple[str, ...] = ()
     threads: str = ""
     advice: str = ""
+
+    def started(self, variables: Mapping[str, str]) -> bool:
+        """Whether it started a process. Slurm may set MPICH's rank and size, too, but not those on this host."""
+        return all(variables.get(name) for name in (self.rank, self.size, self.local_size or self.rank))
 
 
 LAUNCHERS = (
@@ -90,8 +94,7 @@ def name_process(variables: MutableMapping[str, str]) -> None:
     """
     if "RANK" in variables or "WORLD_SIZE" in variables:
         return
-    found = (each for each in LAUNCHERS if variables.get(each.rank) and variables.get(each.size))
-    launcher = next(found, None)
+    launcher = next((each for each in LAUNCHERS if each.started(variables)), None)
     if launcher is None or variables[launcher.size] == "1":
         return
     size, local_size = variables[launcher.size], _local_size(launcher, variables)

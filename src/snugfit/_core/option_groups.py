@@ -90,9 +90,7 @@ class DataOptions(Checked):
         workers: threads that decode images; 0 decodes in the training thread.
     """
 
-    data: Annotated[str | None, Common("NAME", "data set, folder:PATH with a folder per class, or module:function")] = (
-        None
-    )
+    data: Annotated[str | None, Common("NAME", "data set, folder:PATH of classes, or module:function")] = None
     input_shape: Annotated[
         InputShape | None, Common("SHAPE", "one image, like 3x32x32, instead of data", ("profile",))
     ] = None

@@ -96,13 +96,14 @@ def images_at_once(folder: Path) -> int:
 
 def _is_folder(data: str, task: TaskName) -> bool:
     """Whether the name of data is one of a folder without splits of its own; sets of boxes have them."""
-    return task == "multi-label" or data.startswith("folder:")
+    return not is_function(data) and (task == "multi-label" or data.startswith("folder:"))
 
 
 def _is_own(data: str, data_dir: str | None, options: DataOptions) -> bool:
     """Whether ``data`` is what a run was trained on, in any spelling."""
     if options.task != "classify":
-        return Path(rules_of(options.task).place(data, data_dir or options.data_dir)) == Path(options.name)
+        placed = rules_of(options.task).place(data, data_dir or options.data_dir)
+        return placed == options.name or Path(placed).resolve() == Path(options.name).resolve()
     if not data.startswith("folder:") or not options.name.startswith("folder:"):
         return data == options.name
     named = image_folder(data.removeprefix("folder:"), data_dir or options.data_dir)
@@ -127,8 +128,8 @@ def _open(
         seed=request.training.seed,
         workers=options.workers,
     )
-    if (splits.image_shape, splits.inputs) != (shape, architecture.inputs):
-        raise DataError(f"{data} has items of another shape than the model was trained on. Prepare them alike.")
+    if (splits.image_shape, splits.inputs, splits.as_is) != (shape, architecture.inputs, architecture.as_is):
+        raise DataError(f"{data} has items of another shape or kind than the model was trained on. Prepare them alike.")
     sets = [getattr(splits, name) for name in (_SPLITS if split == "all" else (split,))]
     return splits.class_names, [images for images in sets if images is not None]
 

@@ -42,7 +42,7 @@ def write_int8(folder: Path, model: Path, path: Path, options: OnnxOptions) -> d
     except ImportError as error:
         raise ModelError('--int8 needs ONNX Runtime: pip install "snugfit[export]".') from error
     images = run_images(folder, options.data, options.data_dir, "train")
-    reader = _reader(quantization, images)
+    reader, split = _reader(quantization, images), _measured_split(folder, options)
     try:
         with without_notices(), TemporaryDirectory() as scratch:
             prepared = Path(scratch, "model.onnx")
@@ -50,7 +50,6 @@ def write_int8(folder: Path, model: Path, path: Path, options: OnnxOptions) -> d
             quantization.quantize_static(str(prepared), str(path), reader, per_channel=True)
     except Exception as error:
         raise ModelError(f"ONNX Runtime cannot quantise the model: {first_line(error)}. Leave out --int8.") from error
-    split = _measured_split(folder, options)
     exact, rounded = (_accuracy(folder, each, split) for each in (model, path))
     figures = {"accuracy": rounded.value, "float_accuracy": exact.value}
     calibration = min(CALIBRATION_IMAGES, len(images.sets[0]))

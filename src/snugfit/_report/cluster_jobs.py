@@ -18,6 +18,8 @@ from snugfit.errors import UsageError
 MIB = 2**20
 TIME_FACTOR, TIME_MINUTES = 2, 10
 """A job may take so many times the predicted seconds, for slower machines, and so many minutes to plan."""
+LAUNCHER_BYTES = 24 * MIB
+"""For shells and the launcher's own processes in the same control group, and for processes at rest that differ."""
 FOLDER = "/snugfit"
 """Where a container has its volume."""
 LONGEST_NAME = 40
@@ -29,7 +31,9 @@ def needed_bytes(plan: Plan) -> int | None:
 
     Containers count mapped files too. Those that every step reads stay in memory; the kernel drops the others.
     """
-    return None if plan.memory is None or plan.total_bytes is None else plan.total_bytes + plan.memory.mapped_bytes
+    if plan.memory is None or plan.total_bytes is None:
+        return None
+    return plan.total_bytes + plan.memory.mapped_bytes + LAUNCHER_BYTES
 
 
 def sbatch_script(plan: Plan) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from snugfit._engine.step_plan import LibraryStep
 from snugfit.errors import UsageError
 from snugfit.integrations._batches import bytes_of, example_of, first_of, images_of
@@ -61,6 +63,8 @@ class MemoryBudget:
         whole, nominal = trainer.batch_size, trainer.args.nbs
         if trainer.world_size > 1 or trainer.args.compile or trainer.args.task not in ("classify", "detect"):
             raise UsageError("MemoryBudget plans classification and detection on one device, without compile=.")
+        if getattr(trainer.args, "multi_scale", 0):
+            raise UsageError("multi_scale= draws the size of images, so the largest step is unknown: leave it out.")
         if whole > nominal:
             raise UsageError(f"batch={whole} is above nbs={nominal}, to which batches add up; give nbs={whole}, too.")
         plan = self.budget.plan(trainer.model, lambda: _step(trainer, whole), whole)
@@ -97,7 +101,8 @@ def _step(trainer: Any, whole: int) -> LibraryStep:
     trainer.model.train()
 
     def passes(images: int) -> None:
-        loss, _ = trainer.model(_first(batch, images))
+        with torch.autocast(trainer.device.type, enabled=bool(trainer.amp)):
+            loss, _ = trainer.model(_first(batch, images))
         loss.sum().backward()
 
     recomputation = recomputation_of(None, batch["img"])

@@ -103,8 +103,7 @@ class CudaMemory:
         return machine_memory(0).free_bytes if self.unified else int(torch.cuda.mem_get_info(self.device)[0])
 
     def start(self) -> None:
-        """One small convolution, matrix product and backward pass, with deterministic algorithms from here on."""
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
+        """One small convolution, matrix product and backward pass."""
         with torch.random.fork_rng([self.device]), torch.enable_grad():
             images = torch.randn(2, 8, 8, 8, device=self.device)
             weight = torch.randn(8, 8, 3, 3, device=self.device, requires_grad=True)
@@ -142,9 +141,10 @@ class CudaMemory:
     def seconds(self, work: Callable[[], object]) -> float:
         """Time between two events in the current stream."""
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        started.record()
+        stream = torch.cuda.current_stream(self.device)
+        started.record(stream)
         work()
-        ended.record()
+        ended.record(stream)
         ended.synchronize()
         return float(started.elapsed_time(ended)) / 1000
 
@@ -218,13 +218,13 @@ def device_at_rest(device: torch.device) -> DeviceAtRest | None:
 
 
 def _measured(memory: DeviceMemory) -> DeviceAtRest:
-    before = memory.used()
+    in_use, before = memory.read().reserved > 0, memory.used()
     memory.start()
     memory.release()
     use, after = memory.read(), memory.used()
     if use.process is not None:
         return DeviceAtRest(memory, max(use.process - use.reserved, 0), "this process, by NVML")
-    if before is not None and after is not None:
+    if before is not None and after is not None and not in_use:
         return DeviceAtRest(memory, max(after - before - use.reserved, 0), "growth of what the device uses")
     return DeviceAtRest(
         memory, max(memory.total - memory.free() - use.reserved, 0), "the device, other processes included"

@@ -11,6 +11,7 @@ from types import TracebackType
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from snugfit.errors import UsageError
 from snugfit.memory.address_space import KERNEL_BYTES, KernelAllowance, allow_batch_norm_backward
 from snugfit.memory.device import DeviceUse, device_at_rest, has_own_memory
 from snugfit.memory.process import Baseline, MemoryStatus, late_bytes, read_status
@@ -55,6 +56,8 @@ class MemoryLimit:
         self.enforced = budget_bytes is not None and can_enforce(device)
         self.reserved_bytes = self._address_space_bytes = 0
         self.host_bytes, self._device = host_bytes, device_at_rest(device)
+        if host_bytes is not None and self._device is not None and self._device.memory.unified:
+            raise UsageError("--host-memory: this GPU shares the memory of its host, and --memory bounds both.")
         self._previous: tuple[int, int] | None = None
         self._hook: RemovableHandle | None = None
 

@@ -111,7 +111,7 @@ def prepare_process(threads: int | None = None, waiting: int | None = None) -> B
     """Start threads, warm up torch, set the allocator, and take the baseline.
 
     The warm-up runs one tiny forward, backward and optimizer step. Modules of torch that only compilers need (dynamo,
-    inductor, sympy) are not imported until something else uses them.
+    inductor, sympy) are not imported until something else uses them. cuDNN's algorithms are deterministic from here on.
 
     Args:
         threads: compute threads; torch's own choice by default.
@@ -123,6 +123,7 @@ def prepare_process(threads: int | None = None, waiting: int | None = None) -> B
     threads = checked("threads", Workers | None, threads)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KERNELS_KEPT))
     set_allocator()
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
     threading.stack_size(_THREAD_STACK_BYTES)
     if threads is not None:
         torch.set_num_threads(threads)

@@ -56,7 +56,7 @@ class FakePlan:
         return record(run_dir, {"request": self.request.to_json(), "threads": prepared})
 
 
-def plan_request(request, subscribers=()):
+def plan_request(request, subscribers=(), *, measures="all"):
     assert isinstance(request, Request) and prepared, "the process must be prepared before planning"
     return FakePlan(request)
 

@@ -76,5 +76,8 @@ def test_tables_tell_of_runs_and_of_their_absence():
     }  # fmt: skip
     cell = {"arm": "matrix", "settings": {"model": "vgg8"}, "exit_code": 0, "record": record, "training_seconds": 2.0}
     assert "Of 1 runs, 1 went over the budget and 0 over the prediction; 0 predictions" in render([cell], "matrix")
+    refused = {**cell, "exit_code": 5, "error": {"type": "BudgetExceededError", "message": "more than the budget"}}
+    del refused["record"]
+    assert "Of 2 runs, 2 went over the budget" in render([cell, refused], "matrix")
     tests = {"arm": "tests", "command": "pytest a/test_x.py", "counts": {"tests": 5, "failures": 1, "skipped": 1}}
     assert "| test_x.py | 3 | 1 | 1 |" in render([{**tests, "failed": [("test_a", "assert 1")]}], "tests")

@@ -43,6 +43,11 @@ def test_a_process_of_a_launcher(given, local, job):
     assert here.threads == (4 if given is SRUN else None)
 
 
+def test_slurm_may_set_the_variables_of_mpich():
+    here = world(named(**SRUN, PMI_RANK="1", PMI_SIZE="3", MASTER_ADDR="10.0.0.1"))
+    assert (here.local_rank, here.local_size, here.run_id) == (1, 2, "slurm-7-0")
+
+
 def test_kubeflow_names_the_first_pod():
     assert world(named(**KUBEFLOW)).addr == "job-node-0-0.job"
 

@@ -33,7 +33,7 @@ TILED = replace(
     candidates=(Candidate("tiled", True, {"processes": 4}, Cost(90_000_000, 100.0, 600.5)),),
     command=("snugfit", "cluster", "launch", "--processes", "4", "--", *TRAIN),
 )
-NEEDED = 170_000_000 + 30_000_000 + 100_000_000 + 7_000_000
+NEEDED = 170_000_000 + 30_000_000 + 100_000_000 + 7_000_000 + 24 * 2**20
 CUDA = replace(ONE, memory=None, hardware=replace(ONE.hardware, device="cuda:0"))
 
 
