@@ -117,3 +117,11 @@ def test_a_network_of_several_inputs_is_trained_and_resumed_by_names(module: str
     assert snugfit.evaluate(tmp_path / "whole", split="val")["accuracy"] == recorded
     with pytest.raises(DataError, match="whole has items of another shape than the model was trained on"):
         snugfit.evaluate(tmp_path / "whole", data=f"{module}:whole", split="val")
+
+
+def test_data_that_prepares_images_otherwise_is_refused(module: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"strategy": "backprop", "epochs": 1, "threads": 1, "image_size": 8}
+    snugfit.plan("smallconv", f"{module}:whole", **options).run((), out=tmp_path / "run")
+    assert snugfit.evaluate(tmp_path / "run", split="val")["count"] == 4
+    with pytest.raises(DataError, match=r"prepared prepares images otherwise than the run's data did \(as_is=True\)"):
+        snugfit.evaluate(tmp_path / "run", data=f"{module}:prepared", split="val")

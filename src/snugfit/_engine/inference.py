@@ -128,8 +128,10 @@ def _open(
         seed=request.training.seed,
         workers=options.workers,
     )
-    if (splits.image_shape, splits.inputs, splits.as_is) != (shape, architecture.inputs, architecture.as_is):
-        raise DataError(f"{data} has items of another shape or kind than the model was trained on. Prepare them alike.")
+    if (splits.image_shape, splits.inputs) != (shape, architecture.inputs):
+        raise DataError(f"{data} has items of another shape than the model was trained on. Prepare them alike.")
+    if splits.as_is != architecture.as_is:
+        raise DataError(f"{data} prepares images otherwise than the run's data did (as_is=True). Prepare them alike.")
     sets = [getattr(splits, name) for name in (_SPLITS if split == "all" else (split,))]
     return splits.class_names, [images for images in sets if images is not None]
 
