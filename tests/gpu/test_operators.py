@@ -154,7 +154,9 @@ def test_weights_in_bfloat16_get_gradients_in_float32(device):
         with autocast(torch.device(where).type):
             output = model(images(torch.float32).to(where))
         output.float().square().sum().backward()
-        return {"output": output.detach().float()}
+        slopes = {name: each.grad for name, each in model.named_parameters()}
+        assert {each.dtype for each in slopes.values()} == {torch.float32}
+        return {"output": output.detach().float(), **slopes}
 
     assert_near(run("cpu"), run(device), 5e-2)
 
