@@ -57,7 +57,7 @@ def test_nothing_that_fits_is_no_job(snugfit):
 
 
 def test_a_launcher_with_several_hosts_needs_an_address(snugfit, monkeypatch):
-    for name, value in {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "1"}.items():
+    for name, value in {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}.items():
         monkeypatch.setenv(name, value)
-    outcome = snugfit("train", "--model", "m")
+    outcome = snugfit("train", "--model", "vgg8", "--data", "digits", "--strategy", "tiled")
     assert outcome.code == UsageError.exit_code and "MASTER_ADDR is not set" in outcome.err
