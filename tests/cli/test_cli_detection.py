@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import tiny_boxes
 import torch
+from command_line import snug
 
 import snugfit
 from snugfit._cli.finished_runs import summary
@@ -19,14 +20,6 @@ from snugfit._storage.manifest import Manifest
 from snugfit.detection import detections
 
 MODEL = ["--task", "detect", "--model", "yolov2_16", "--image-size", "64", "--threads", "1"]
-
-
-def snug(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "snugfit", *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == code, done.stderr[-2000:]
-    assert "Traceback" not in done.stderr
-    return done
 
 
 @pytest.fixture(scope="module")

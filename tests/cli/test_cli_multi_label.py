@@ -6,12 +6,11 @@ import csv
 import io
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import snug
 from PIL import Image
 
 import snugfit
@@ -19,14 +18,6 @@ from snugfit._cli.finished_runs import summary
 
 COLOURS = ("blue", "green", "red")
 MODEL = ["--task", "multi-label", "--model", "smallconv", "--image-size", "16", "--threads", "1"]
-
-
-def snug(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "snugfit", *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == code, done.stderr[-2000:]
-    assert "Traceback" not in done.stderr
-    return done
 
 
 def write(folder: Path, copies: int) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
+
+from command_line import snug
 
 NETS = """
 from torch import nn
@@ -14,13 +13,6 @@ def make(classes):
     parts = [nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3), nn.ReLU()]
     return nn.Sequential(*parts, nn.Flatten(), nn.Linear(8 * 36, classes))
 """
-
-
-def snug(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "snugfit", *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done
 
 
 def test_a_run_with_lls_mxm_has_all_three_pictures(tmp_path):

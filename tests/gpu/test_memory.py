@@ -10,8 +10,8 @@ from snugfit.memory.device import device_at_rest
 from snugfit.memory.process import read_status
 
 MB = 10**6
-HUGE = 100_000 * MB
-"""More than any device has, and than other tests can have left free in the heap."""
+OF_HEAP = 2000 * MB
+"""More than other tests can have left free in the heap, which a limit would not refuse, and less than a machine has."""
 SMALL = {"image_size": 16, "max_train": 64, "max_val": 32, "batch_size": 32, "epochs": 1, "seed": 3}
 
 
@@ -32,13 +32,16 @@ def test_what_exceeds_a_budget_is_refused_and_the_rest_goes_on(device):
     with MemoryLimit(budget, baseline, device) as limit:
         kept.append(torch.ones(20 * MB, dtype=torch.uint8, device=device))
         with pytest.raises((RuntimeError, MemoryError)) as refused:
-            torch.ones(HUGE, dtype=torch.uint8, device=device)
+            torch.ones(200 * MB if found else OF_HEAP, dtype=torch.uint8, device=device)
         assert is_out_of_memory(refused.value)
         del refused
         release_memory()
         limit.refresh()
         kept.append(torch.ones(20 * MB, dtype=torch.uint8, device=device))
-        assert at_rest(device) + 39 * MB <= meter.mark() <= budget
+        peak = meter.mark()
+        assert peak <= budget
+        if found is not None:  # on the processor, other tests leave pages of the heap free in this process
+            assert at_rest(device) + 40 * MB <= peak
     with MemoryLimit(None, baseline, device):
         assert torch.ones(200 * MB, dtype=torch.uint8, device=device).sum() == 200 * MB
 

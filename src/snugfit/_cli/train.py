@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from functools import partial
 from pathlib import Path
@@ -49,7 +48,6 @@ def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: Outp
         resume: continue the run in this folder, with the options that it was started with.
         output: what is shown.
     """
-    _take_part(flags, resume)
     record = _resumed(resume, flags, output) if resume else _started(_new_request(flags), output)
     if "run_dir" not in record:  # a process that has served another one's run
         return
@@ -62,22 +60,21 @@ def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: Outp
         print(record["run_dir"])
 
 
-def _take_part(flags: RequestFlags, resume: str | None) -> None:
+def _take_part(request: Request) -> None:
     """Take part in the job of a launcher, such as srun, if several processes can train: the strategy is one for them.
 
     Other strategies train alone, whatever the launcher's variables, which a shell inside a job has, too.
     """
-    with contextlib.suppress(CheckpointError):  # the child explains what a run folder lacks
-        request = read_data(Request, Path(resume) / "request.json") if resume else flags.request()
-        name = request.strategy.strategy
-        if request.budget.devices > 1 or (name != AUTO and find_config(name).worker):
-            name_process(os.environ)
+    name = request.strategy.strategy
+    if request.budget.devices > 1 or (name != AUTO and find_config(name).worker):
+        name_process(os.environ)
 
 
 def _new_request(flags: RequestFlags) -> Request:
     """The request, after a check that it has data and that its folders can be written."""
     require_data(flags.data)
     request = flags.request()
+    _take_part(request)
     if "WORLD_SIZE" not in os.environ:  # the gateway of a launch checks itself
         require_places(request.machine.out, request.machine.cache_dir)
         if request.machine.out is None:
@@ -105,7 +102,11 @@ def _started(request: Request, output: OutputOptions) -> dict[str, Any]:
 def _resumed(run_dir: str, flags: RequestFlags, output: OutputOptions) -> dict[str, Any]:
     if flags.changed():
         raise UsageError(f"--resume continues a run as it was started; leave out {', '.join(flags.changed())}.")
-    job = make_job("train", output, threads_of(run_dir), request=None, resume=run_dir)
+    request = _request_of(run_dir)
+    if request is not None:
+        _take_part(request)
+    threads = None if request is None else request.machine.threads
+    job = make_job("train", output, threads, request=None, resume=run_dir)
     return _unreported(run_dir) or run_job(job)
 
 
@@ -122,9 +123,9 @@ def _unreported(run_dir: str) -> dict[str, Any] | None:
     return {**record.to_json(), "run_dir": run_dir}
 
 
-def threads_of(run_dir: str) -> int | None:
-    """Compute threads that a run was started with; None if its folder does not say (the child explains why)."""
+def _request_of(run_dir: str) -> Request | None:
+    """What a run was started with; None if its folder does not say (the child explains why)."""
     try:
-        return read_data(Request, Path(run_dir) / "request.json").machine.threads
+        return read_data(Request, Path(run_dir) / "request.json")
     except CheckpointError:
         return None

@@ -156,19 +156,30 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
     first = _sample(given["train"], 0, keys)[0]
     if chosen.as_is or takes_several(first):
         return replace(_prepared(given, first, labels, names, chosen), notes=notes)
-    (channels, size), resize = _shape(first, chosen.sides), chosen.sides is not None
-    normalised = _normalisation(chosen.mean, chosen.std, channels)
-    sets = {
-        key: DatasetImages(
-            dataset, labels[key], channels, size, resize, normalised if normalised and _is_normalised(dataset) else None
-        )
-        for key, dataset in given.items()
-    }
+    channels, size = _shape(first, chosen.sides)
+    sets = _as_images(given, labels, (channels, size), chosen)
     mean, std = (tuple(values or (0.5,) * channels) for values in (chosen.mean, chosen.std))
     parts = Parts(names, sets["train"], sets.get("val"), sets.get("test"))
     shape = (channels, *size)
     found = assemble(chosen.name, parts, chosen, image_shape=shape, mean=mean, std=std, flip=chosen.flip)
     return replace(found, notes=notes)
+
+
+def _as_images(
+    given: Mapping[str, Any],
+    labels: Mapping[str, np.ndarray],
+    shape: tuple[int, tuple[int, int]],
+    chosen: DatasetOptions,
+) -> dict[str, DatasetImages]:
+    """Data sets as images of so many channels, and height and width; ``labels`` are (N, ...) each."""
+    (channels, size), resize = shape, chosen.sides is not None
+    normalised = _normalisation(chosen.mean, chosen.std, channels)
+    return {
+        key: DatasetImages(
+            dataset, labels[key], channels, size, resize, normalised if normalised and _is_normalised(dataset) else None
+        )
+        for key, dataset in given.items()
+    }
 
 
 def _loader_notes(sources: Mapping[str, Any]) -> tuple[str, ...]:

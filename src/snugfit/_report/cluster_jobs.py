@@ -157,10 +157,11 @@ def _explained(plan: Plan) -> Iterator[str]:
         yield "Memory of the host is unknown on CUDA: add a limit if the cluster requires one."
     else:
         kind = "peak" if plan.budget.memory_bytes is None else "budget"
-        rest, growth, mapped, total = map(
-            format_bytes, (memory.rest_bytes, plan.growth_bytes, memory.mapped_bytes, needed)
+        rest, growth, mapped, launcher, total = map(
+            format_bytes, (memory.rest_bytes, plan.growth_bytes, memory.mapped_bytes, LAUNCHER_BYTES, needed)
         )
-        yield f"Memory of each process: {rest} at rest + {kind} {growth} + mapped files {mapped} = {total}."
+        parts = f"{rest} at rest + {kind} {growth} + mapped files {mapped} + launcher {launcher}"
+        yield f"Memory of each process: {parts} = {total}."
     yield f"Time: predicted {seconds} where it was planned, times {TIME_FACTOR}, and {TIME_MINUTES} minutes."
 
 

@@ -173,8 +173,20 @@ class Classification:
         return _ClassEvaluator(self.classes)
 
 
+class _WholeSplit:
+    """A task whose measure needs a whole split."""
+
+    def weight(self, targets: Tensor) -> Tensor | None:
+        """None: images count the same in means, whatever targets (B, ...) they have."""
+        return None
+
+    def correct(self, outputs: Tensor, targets: Tensor) -> int | None:
+        """None, because precision needs a whole split; outputs are (B, ...)."""
+        return None
+
+
 @dataclass(frozen=True)
-class MultiLabel:
+class MultiLabel(_WholeSplit):
     """Whether an image has each class, by binary cross entropy, the mean over images and classes.
 
     With ``focal``, its exponent, it is the binary focal loss; with an ``own`` loss, that.
@@ -191,14 +203,6 @@ class MultiLabel:
             return self.own(outputs, targets)
         return binary_loss(outputs, targets, self.focal)
 
-    def weight(self, targets: Tensor) -> Tensor | None:
-        """None: images count the same in means, whatever targets (B, classes) they have."""
-        return None
-
-    def correct(self, outputs: Tensor, targets: Tensor) -> int | None:
-        """None, because precision needs a whole split; outputs are (B, classes)."""
-        return None
-
     def synthetic_targets(self, batch: int, device: str) -> Tensor:
         """Random 0 and 1, (B, classes); without values on the meta device."""
         targets = torch.zeros(batch, self.classes, device=device)
@@ -210,7 +214,7 @@ class MultiLabel:
 
 
 @dataclass(frozen=True)
-class Detection:
+class Detection(_WholeSplit):
     """Boxes with classes, by YOLOv2's loss."""
 
     metric: ClassVar[str] = "mAP50"
@@ -221,14 +225,6 @@ class Detection:
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """YOLOv2's loss (scalar) of raw predictions (B, A (5 + C), H, W)."""
         return yolov2_loss(outputs, targets, self.anchors)
-
-    def weight(self, targets: Tensor) -> Tensor | None:
-        """None: images count the same in means, whatever boxes (B, M, 5) they have."""
-        return None
-
-    def correct(self, outputs: Tensor, targets: Tensor) -> int | None:
-        """None, because precision needs a whole split; outputs are (B, ...)."""
-        return None
 
     def synthetic_targets(self, batch: int, device: str) -> Tensor:
         """Boxes (B, M, 5) with as many in every image as any image has; without values on the meta device."""

@@ -85,6 +85,12 @@ def test_a_batch_script_asks_for_what_the_plan_needs(plan, tasks):
     assert found["job-name"] == "snugfit-torchvision-resnet-18"
 
 
+def test_the_comment_adds_up():
+    (line,) = (each for each in sbatch_script(ONE).splitlines() if "Memory of each process" in each)
+    *parts, total = map(float, re.findall(r"([\d.]+) MB", line))
+    assert len(parts) == 4 and abs(sum(parts) - total) < 0.3
+
+
 def test_a_plan_without_a_budget_needs_its_peak():
     found = options(sbatch_script(replace(ONE, budget=Budget())))
     asked = int(found["mem-per-cpu"].removesuffix("M")) * 3 * 2**20
