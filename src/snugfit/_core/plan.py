@@ -34,6 +34,8 @@ class Phase:
         batch_size: samples in memory at once.
         units: names of the units that it trains.
         storage_bytes: bytes of its cache.
+        steps: whether it has training steps.
+        kept_bytes: what of the peak is freed memory that the heap keeps from step to step, for speed.
     """
 
     name: str
@@ -42,6 +44,8 @@ class Phase:
     batch_size: int
     units: tuple[str, ...] = ()
     storage_bytes: int = 0
+    steps: bool = True
+    kept_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,9 @@ def keep_run(options: MachineOptions, record: Record, plan: Plan) -> None:
     folder = profiles_folder(options.profile_cache)
     if folder is None or plan.choice is None:
         return
-    run = past_run(record, plan.workload, plan.choice.correction)
+    cost = plan.choice.predicted
+    kept = cost is not None and any(phase.kept_bytes for phase in cost.phases)
+    run = past_run(record, plan.workload, plan.choice.correction, kept=kept)
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         with _runs_file(folder, plan.hardware).open("a", encoding="utf-8") as file:

@@ -22,6 +22,7 @@ from snugfit._engine.loading import ModuleOrFactory
 from snugfit._engine.process import baseline, choose_device, describe_hardware
 from snugfit._engine.run_memory import budget_warning, device_plan, measurable_bytes, memory_at_rest, settled_budget
 from snugfit._planner import MeasurementContext, PlanningInput, StrategySelection, search
+from snugfit._planner.kept_memory import with_kept_memory
 from snugfit._training.events import Event, Notice, ProbeMeasured, Subscriber
 from snugfit._training.initial_weights import check_weights, weights_note
 from snugfit._training.own_parts import OwnParts
@@ -131,7 +132,7 @@ def _planned(
             meter = make_meter(resting, device)
             measuring = MeasurementContext(meter, limit, on_measured, known)
             found, profile = search(question, considered, measuring, runs)
-        found = replace(found, command=command_of(request, found), memory=memory)
+        found = with_kept_memory(replace(found, command=command_of(request, found), memory=memory), runs)
         found = replace(found, device_memory=device_plan(device, meter))
         return Planned(found, profile, assembly, resting)
 

@@ -28,6 +28,7 @@ class PastRun:
         predicted_seconds, seconds: seconds of its phases, predicted without correction, and measured.
         predicted_bytes, peak_bytes: its peak memory above the baseline, predicted and measured; if phases exceeded
             their predictions, that of the phase with the largest ratio.
+        kept: whether the heap kept freed memory, so that its steps were faster than the measured ones.
     """
 
     strategy: str
@@ -37,6 +38,7 @@ class PastRun:
     seconds: float
     predicted_bytes: int
     peak_bytes: int
+    kept: bool = False
 
     @property
     def comparable(self) -> bool:
@@ -44,7 +46,7 @@ class PastRun:
         return min(self.predicted_seconds, self.predicted_bytes, self.peak_bytes) > 0 and self.seconds >= MIN_SECONDS
 
 
-def past_run(record: Record, workload: Workload, corrected: Correction) -> PastRun:
+def past_run(record: Record, workload: Workload, corrected: Correction, *, kept: bool = False) -> PastRun:
     """Summary of a record; its predictions are stored without their correction."""
     finished = [phase for phase in record.phases if phase.epochs == workload.epochs]
     peaks = [(record.predicted["peak_bytes"], record.measured["peak_bytes"])]
@@ -58,18 +60,19 @@ def past_run(record: Record, workload: Workload, corrected: Correction) -> PastR
         seconds=sum(phase.seconds for phase in finished),
         predicted_bytes=int(predicted_bytes / corrected.peak),
         peak_bytes=peak_bytes,
+        kept=kept,
     )
 
 
-def correction(runs: Sequence[PastRun], strategy: str, workload: Workload) -> Correction:
-    """Factors for predictions of a strategy.
+def correction(runs: Sequence[PastRun], strategy: str, workload: Workload, *, kept: bool = False) -> Correction:
+    """Factors for predictions of a strategy, from runs whose heap ``kept`` freed memory, or from the others.
 
     The factor of seconds is the median ratio of the latest runs of this network, or else of enough runs of other
     networks with the same strategy. A run's weight is its duration, since short runs spend much of their time on start.
     Peaks are never corrected downwards: a run that needed less than predicted is no guarantee for the next. Runs are
     given oldest first.
     """
-    same = [run for run in runs if run.comparable and run.strategy == strategy]
+    same = [run for run in runs if run.comparable and (run.strategy, run.kept) == (strategy, kept)]
     network = workload.model, tuple(workload.input_shape)
     same_network = [run for run in same if (run.model, run.input_shape) == network]
     counted = same_network[-SAME_NETWORK_RUNS:] or (same[-OTHER_NETWORK_RUNS:] if len(same) >= MIN_OTHER_RUNS else [])

@@ -55,9 +55,10 @@ def train_phase(
             position.start_epoch(epoch)
         started = time.perf_counter()
         batches = source.epoch(epoch, batch_size, position.step, parts)
-        while position.step < steps:
-            _train_step(trainable, batches, phase, run, steps=steps, images=min(batch_size, len(source)))
-            _save_if_due(trainable, run, last=position.step == steps)
+        with run.freed.kept():
+            while position.step < steps:
+                _train_step(trainable, batches, phase, run, steps=steps, images=min(batch_size, len(source)))
+                _save_if_due(trainable, run, last=position.step == steps)
         seconds = time.perf_counter() - started
         if evaluate is not None or epoch + 1 == span.stop:
             _settle(trainable, source, passing_batch or phase.batch_size, phase.name, run)
@@ -100,6 +101,7 @@ def _train_step(
     loss /= weight
     run.require_finite(loss, phase.name)
     run.tick()
+    run.freed.after_step(run.meter.peak_bytes)
     position.step += 1
     position.loss_sum += loss * samples
     position.correct += correct

@@ -35,6 +35,7 @@ from snugfit._training.own_parts import OwnParts, factor_of
 from snugfit._training.stopping import StopFlag
 from snugfit.errors import CheckpointError, DivergedError
 from snugfit.memory import MemoryLimit, PeakMeter, release_memory, trim_heap
+from snugfit.memory.freed_memory import FreedMemory
 
 CHECKPOINT_SECONDS = 120.0
 """Longest time between two checkpoints within an epoch."""
@@ -152,7 +153,7 @@ class Run:
         self.position, self.own_values = Position(), Values()
         self._subscribers: list[Subscriber] = [self.metrics, *subscribers]
         self._resumed: Checkpoint | None = None
-        self.energy = EnergyMeter()
+        self.energy, self.freed = EnergyMeter(), FreedMemory()
         self._clock = self._saved_at = self._trimmed_at = time.perf_counter()
 
     def lr_factor(self, step: int, steps: int) -> float:
@@ -245,7 +246,7 @@ class Run:
         self._clock = now
         self.position.energy_joules += self.energy.spent()
         peak = self.meter.mark()
-        if now - self._trimmed_at > TRIM_SECONDS:
+        if now - self._trimmed_at > TRIM_SECONDS and not self.freed.keeps:
             trim_heap()
             self._trimmed_at = now
         self.limit.refresh()
@@ -268,6 +269,7 @@ class Run:
         release_memory()  # what loading the weights has left in the heap
         self.meter.restart()
         size, peak = phase.batch_size, phase.peak_bytes
+        self.freed.begin(peak if phase.kept_bytes else 0)
         self.emit(PhaseStarted(phase.name, index, count, phase.units, size, epochs, steps, peak, first_epoch))
 
     def end_phase(self, phase: Phase, epochs: int, steps: int, cache_bytes: int = 0) -> None:

@@ -214,9 +214,18 @@ def set_allocator() -> bool:
     There is one arena, because every further one keeps freed memory of its own.
     """
     libc = _libc()
+    return libc is not None and set_thresholds(MMAP_THRESHOLD_BYTES) and libc.mallopt(_M_ARENA_MAX, 1) == 1
+
+
+def set_thresholds(mmap_bytes: int, trim_bytes: int | None = None) -> bool:
+    """Map blocks of at least ``mmap_bytes`` by themselves; return the heap's end once ``trim_bytes`` of it are free.
+
+    The second is the first by default. False where malloc is not glibc's.
+    """
+    libc = _libc()
     if libc is None:
         return False
-    settings = ((_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES), (_M_TRIM_THRESHOLD, MMAP_THRESHOLD_BYTES), (_M_ARENA_MAX, 1))
+    settings = ((_M_MMAP_THRESHOLD, mmap_bytes), (_M_TRIM_THRESHOLD, trim_bytes or mmap_bytes))
     return all([libc.mallopt(option, value) == 1 for option, value in settings])
 
 

@@ -313,7 +313,7 @@ class Blockwise(BlockwiseSettings):
         tested = bytes_of_test(self._tested_layers(profile, hardware), self.test_batch)
         peak = with_safety(profile.base_bytes + _leftover_bytes(residency, unit_batches(blocks)), tested)
         images = workload.test_count + workload.val_count
-        final = Phase("exit", peak, EVALUATION_SHARE * sum(map(sum, seconds)) * images, self.test_batch)
+        final = Phase("exit", peak, EVALUATION_SHARE * sum(map(sum, seconds)) * images, self.test_batch, steps=False)
         return estimate_blocks(residency, blocks, seconds, workload, self.views, final)
 
     def _tested_layers(self, profile: Profile, hardware: Hardware) -> list[LayerCost]:

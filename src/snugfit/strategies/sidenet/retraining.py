@@ -153,7 +153,7 @@ def retrain_phase(line: ProbeLine, headroom: float, resident_bytes: int, images:
         return None
     passes = PREPARATION_TIME * min(images, SELECTION_IMAGES) + epochs * min(images, PASS_IMAGES)
     seconds = line.seconds_at(sizes[-1]) / STEP_IMAGES * passes / (PREPARATION_TIME + bool(epochs))
-    return Phase("prune", with_safety(resident_bytes, line.bytes_at(sizes[-1])), seconds, sizes[-1])
+    return Phase("prune", with_safety(resident_bytes, line.bytes_at(sizes[-1])), seconds, sizes[-1], steps=False)
 
 
 def prune_and_retrain(retraining: Retraining, chain: Chain, data: TrainingData, run: Run) -> None:

@@ -1,0 +1,57 @@
+"""Memory that a plan lets the heap keep between steps, where the budget has room for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from snugfit._core.plan import Candidate, Correction, Phase, Plan
+from snugfit._planner.calibration import PastRun, corrected, correction
+from snugfit._quantities import format_bytes
+from snugfit.memory.address_space import KERNEL_BYTES
+from snugfit.memory.freed_memory import LEVELS
+
+FREE_SHARE = 0.5
+"""Share of the machine's free memory that a run without a memory budget is let grow to for speed."""
+
+
+def with_kept_memory(plan: Plan, runs: Sequence[PastRun] = ()) -> Plan:
+    """The plan with the peaks that its choice may reach if the heap keeps freed memory.
+
+    Unchanged if memory is the aim, if the budget has no room, and on a device with a memory of its own; and if phases
+    without training steps follow, whose small peaks would grow by fragments of the heap. Past ``runs`` that kept freed
+    memory, too, correct the predicted seconds: steps are measured without it.
+    """
+    cost = plan.choice.predicted if plan.choice else None
+    if plan.choice is None or cost is None or plan.memory is None or plan.aim == "memory":
+        return plan
+    budget = plan.budget.memory_bytes
+    room = int(plan.free_bytes * FREE_SHARE) if budget is None else budget - KERNEL_BYTES
+    phases = tuple(_with_kept(phase, room) for phase in cost.phases)
+    most = max((phase.peak_bytes for phase in phases), default=0)
+    if most <= cost.peak_bytes or not all(phase.steps for phase in phases):
+        return plan
+    kept = format_bytes(most - cost.peak_bytes)
+    sentence = (
+        f"Its peak includes {kept} of freed memory that is kept for the next step: there is room for it, and steps are "
+        "faster so."
+    )
+    choice = _corrected(replace(plan.choice, predicted=replace(cost, phases=phases, peak_bytes=most)), plan, runs)
+    candidates = tuple(choice if each is plan.choice else each for each in plan.candidates)
+    return replace(plan, candidates=candidates, explanation=(*plan.explanation, sentence))
+
+
+def _corrected(choice: Candidate, plan: Plan, runs: Sequence[PastRun]) -> Candidate:
+    """The choice with seconds as in past runs that kept freed memory, if there are any."""
+    found, present = correction(runs, choice.strategy, plan.workload, kept=True), choice.correction
+    if not found.runs or choice.predicted is None:
+        return choice
+    cost = corrected(choice.predicted, Correction(seconds=found.seconds / present.seconds))
+    return replace(choice, predicted=cost, correction=replace(found, peak=present.peak))
+
+
+def _with_kept(phase: Phase, room_bytes: int) -> Phase:
+    """The phase with the largest peak that a level of :data:`LEVELS` and one more block leave within ``room_bytes``."""
+    reached = ((level.peak(phase.peak_bytes), level.threshold_bytes) for level in LEVELS)
+    peak = max((peak for peak, block in reached if peak + block <= room_bytes), default=phase.peak_bytes)
+    return replace(phase, peak_bytes=peak, kept_bytes=peak - phase.peak_bytes)

@@ -1,0 +1,94 @@
+"""Freed memory that the heap keeps between two steps, as far as a predicted peak has room for it.
+
+Memory that goes back to the system has to be mapped again, page by page, by the next tensor: up to half the time of a
+step. Kept in the heap, it has holes that not every tensor fits into, so that peaks grow: by up to half at the last of
+:data:`LEVELS`, by 4 % at most at the first (plain PyTorch loops of three networks, glibc).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from snugfit.memory.process import MMAP_THRESHOLD_BYTES, set_thresholds, trim_heap
+
+_MIB = 2**20
+KEEP_ALL_BYTES = 2**30
+SETTLED_STEPS = 2
+"""Steps after which a peak shows what a threshold takes."""
+FULL_SHARE = 0.98
+"""Share of the allowed peak above which less is kept."""
+
+
+class Level(NamedTuple):
+    """What is kept: freed blocks of less than ``threshold_bytes``, which are not mapped by themselves.
+
+    ``growth`` is a little more than the factor by which peaks of training steps were seen to grow.
+    """
+
+    threshold_bytes: int
+    growth: float
+
+    def peak(self, peak_bytes: int) -> int:
+        """What a peak that keeps nothing may grow to."""
+        return int(peak_bytes * self.growth)
+
+
+LEVELS = (
+    Level(MMAP_THRESHOLD_BYTES, 1.0),
+    Level(_MIB, 1.06),
+    Level(2 * _MIB, 1.27),
+    Level(8 * _MIB, 1.35),
+    Level(32 * _MIB, 1.55),
+)
+
+
+class FreedMemory:
+    """Chooses, after each step, how much freed memory the heap keeps.
+
+    A phase begins with none. Once its peak is known, as much is kept as stays below what is allowed. If the peak comes
+    close to that nevertheless, less is kept.
+    """
+
+    def __init__(self) -> None:
+        self._allowed_bytes, self._level, self._steps, self._most_bytes = 0, 0, 0, 0
+        self._active = False
+
+    def begin(self, allowed_bytes: int) -> None:
+        """Begin a phase whose peak is to stay below ``allowed_bytes``; 0 keeps nothing."""
+        self._allowed_bytes, self._level, self._steps, self._most_bytes = allowed_bytes, 0, 0, 0
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the heap is keeping freed memory now, so that it should not be trimmed."""
+        return self._active and self._level > 0
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Context of training steps; afterwards everything that is free goes back to the system."""
+        self._active = True
+        self._apply()
+        try:
+            yield
+        finally:
+            if self._level:
+                set_thresholds(LEVELS[0].threshold_bytes)
+                trim_heap()
+            self._active = False
+
+    def after_step(self, peak_bytes: int) -> None:
+        """Keep more or less, given the largest peak since the phase began."""
+        self._steps += 1
+        grows, self._most_bytes = peak_bytes > self._most_bytes, max(peak_bytes, self._most_bytes)
+        if self._steps == SETTLED_STEPS:
+            kept = (level for level, each in enumerate(LEVELS) if each.peak(peak_bytes) <= self._allowed_bytes)
+            self._level = max(kept, default=0)
+            self._apply()
+        elif self._level and grows and peak_bytes > FULL_SHARE * self._allowed_bytes:
+            self._level -= 1
+            self._apply()
+            trim_heap()
+
+    def _apply(self) -> None:
+        set_thresholds(LEVELS[self._level].threshold_bytes, KEEP_ALL_BYTES if self._level else None)

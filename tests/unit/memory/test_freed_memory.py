@@ -1,0 +1,122 @@
+"""Freed memory that the heap keeps: how much, when less, and that nothing stays afterwards."""
+
+import sys
+from itertools import pairwise
+
+import pytest
+
+from snugfit.memory import freed_memory
+from snugfit.memory.freed_memory import KEEP_ALL_BYTES, LEVELS, FreedMemory
+from snugfit.memory.process import MMAP_THRESHOLD_BYTES
+
+MB = 10**6
+NOTHING = (MMAP_THRESHOLD_BYTES, None)
+ALL = (LEVELS[-1].threshold_bytes, KEEP_ALL_BYTES)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the allocator was told, in order."""
+    told = []
+    monkeypatch.setattr(freed_memory, "set_thresholds", lambda mapped, trimmed=None: told.append((mapped, trimmed)))
+    monkeypatch.setattr(freed_memory, "trim_heap", lambda: told.append("trim"))
+    return told
+
+
+def after_steps(*peaks, allowed):
+    freed = FreedMemory()
+    freed.begin(allowed)
+    with freed.kept():
+        for peak in peaks:
+            freed.after_step(peak)
+    return freed
+
+
+def test_levels_keep_more_and_more():
+    assert LEVELS[0] == (MMAP_THRESHOLD_BYTES, 1.0)
+    assert all(low < high for low, high in pairwise(LEVELS))
+
+
+def test_where_there_is_room_all_is_kept_after_two_steps_and_freed_in_the_end(calls):
+    after_steps(90 * MB, 100 * MB, allowed=1000 * MB)
+    assert calls == [NOTHING, ALL, NOTHING, "trim"]
+
+
+@pytest.mark.parametrize("level", LEVELS[1:])
+def test_as_much_is_kept_as_the_peak_leaves_room_for(level, calls):
+    enough = int(100 * MB * level.growth)
+    after_steps(100 * MB, 100 * MB, allowed=enough)
+    assert calls[1] == (level.threshold_bytes, KEEP_ALL_BYTES)
+    calls.clear()
+    after_steps(100 * MB, 100 * MB, allowed=enough - 1)
+    assert calls[1][0] < level.threshold_bytes
+
+
+@pytest.mark.parametrize("allowed", [0, 99 * MB, 104 * MB])
+def test_without_room_nothing_is_kept(allowed, calls):
+    freed = after_steps(*[100 * MB] * 4, allowed=allowed)
+    assert set(calls) == {NOTHING} and not freed.keeps
+
+
+def test_less_is_kept_if_the_peak_comes_close_to_what_is_allowed(calls):
+    after_steps(100 * MB, 100 * MB, 199 * MB, 199 * MB, 197 * MB, 199.5 * MB, allowed=200 * MB)
+    levels = [(level.threshold_bytes, KEEP_ALL_BYTES) for level in reversed(LEVELS[1:])]
+    assert calls == [NOTHING, levels[0], levels[1], "trim", levels[2], "trim", NOTHING, "trim"]
+
+
+def test_the_next_epoch_goes_on_with_what_the_last_one_found_and_the_next_phase_begins_anew(calls):
+    freed = after_steps(100 * MB, 100 * MB, allowed=1000 * MB)
+    assert not freed.keeps
+    calls.clear()
+    with freed.kept():
+        assert freed.keeps
+    freed.begin(1000 * MB)
+    with freed.kept():
+        assert not freed.keeps
+    assert calls == [ALL, NOTHING, "trim", NOTHING]
+
+
+def test_nothing_stays_after_an_error(calls):
+    freed = after_steps(100 * MB, 100 * MB, allowed=1000 * MB)
+    calls.clear()
+    with pytest.raises(RuntimeError), freed.kept():
+        raise RuntimeError
+    assert calls == [ALL, NOTHING, "trim"] and not freed.keeps
+
+
+def steps_of_one_mebibyte():
+    """Faults of ten steps that allocate 16 tensors of 1 MiB, without and with keeping, and bytes that stay."""
+    import resource
+
+    import torch
+
+    from snugfit.memory import prepare_process, read_status
+    from snugfit.memory.freed_memory import FreedMemory
+
+    def step():
+        return [torch.ones(2**18) for _ in range(16)]
+
+    def faults():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(10):
+            step()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    prepare_process(1)
+    resting, freed = read_status().anon, FreedMemory()
+    freed.begin(10**9)
+    with freed.kept():
+        without = faults()
+        freed.after_step(20 * 10**6)
+        freed.after_step(20 * 10**6)
+        step()
+        kept = faults()
+        during = read_status().anon - resting
+    return {"without": without, "kept": kept, "during": during, "after": read_status().anon - resting}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the thresholds are glibc's")
+def test_steps_find_their_memory_mapped(fresh_process):
+    found = fresh_process(steps_of_one_mebibyte)["steps_of_one_mebibyte"]
+    assert found["without"] > 10 * found["kept"]
+    assert found["during"] > 15 * 2**20 > 2**21 > found["after"]

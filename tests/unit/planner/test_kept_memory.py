@@ -1,0 +1,77 @@
+"""Peaks of a plan with freed memory that the heap keeps."""
+
+from dataclasses import replace
+
+import pytest
+
+from snugfit._core.budget import Budget
+from snugfit._core.hardware import Hardware
+from snugfit._core.machine_memory import MachineMemory
+from snugfit._core.plan import Candidate, Correction, Cost, Phase, Plan
+from snugfit._core.run_memory import RunMemory
+from snugfit._core.workload import Workload
+from snugfit._planner.calibration import PastRun, correction
+from snugfit._planner.kept_memory import with_kept_memory
+from snugfit.memory.freed_memory import LEVELS
+
+MB = 10**6
+TRAINS = Phase("network", 100 * MB, 3.0, 16)
+TESTS = Phase("exit", 120 * MB, 1.0, 16, steps=False)
+MOST = LEVELS[-1].growth
+
+
+def planned(budget=None, phases=(TRAINS,), free=4000 * MB, runs=(), **changes):
+    work = Workload("net", "images", (3, 4, 4), 2, 32, 5, 5)
+    hardware = Hardware("cpu", "cpu", 1, 10**9, "Linux", "2", True)
+    cost = Cost(max(phase.peak_bytes for phase in phases), 3.0, 3.0, phases=phases)
+    other = Candidate("checkpoint", True, predicted=cost)
+    rest = RunMemory(100 * MB, 0, MachineMemory(free + 100 * MB))
+    plan = Plan(work, Budget(budget), hardware, (other, Candidate("backprop", True, predicted=cost)), 1, memory=rest)
+    return with_kept_memory(replace(plan, **changes), runs)
+
+
+def test_without_a_budget_all_is_kept():
+    small = replace(TRAINS, name="interval 2", peak_bytes=50 * MB)
+    plan = planned(phases=(TRAINS, small))
+    first, second = plan.choice.predicted.phases
+    assert first.peak_bytes == plan.choice.predicted.peak_bytes == int(100 * MB * MOST)
+    assert (first.kept_bytes, second.kept_bytes) == (first.peak_bytes - 100 * MB, second.peak_bytes - 50 * MB)
+    assert plan.candidates[0].predicted.peak_bytes == 100 * MB, "others are compared by what they need"
+    assert f"{(first.peak_bytes - 100 * MB) / MB:.1f} MB of freed memory" in plan.explanation[-1]
+
+
+@pytest.mark.parametrize("budget", range(100, 300, 7))
+def test_a_budget_holds_what_is_kept(budget):
+    phase = planned(budget * MB).choice.predicted.phases[0]
+    assert phase.peak_bytes == 100 * MB + phase.kept_bytes <= budget * MB
+    assert (phase.kept_bytes > 0) == (budget >= 112) and (phase.kept_bytes == int(100 * MB * MOST) - 100 * MB) == (
+        budget >= 100 * MOST + LEVELS[-1].threshold_bytes / MB + 4.2
+    )
+
+
+@pytest.mark.parametrize(
+    "changes", [{"aim": "memory"}, {"memory": None}, {"chosen": None}, {"phases": (TRAINS, TESTS)}]
+)
+def test_otherwise_peaks_stay_as_they_are(changes):
+    plan = planned(**changes)
+    assert all(each.predicted.phases[0] == TRAINS for each in plan.candidates) and plan.explanation == ()
+
+
+def test_half_of_the_free_memory_bounds_a_run_without_a_budget():
+    assert planned(free=190 * MB).choice.predicted.peak_bytes == 100 * MB
+
+
+def test_runs_that_kept_memory_correct_its_seconds_and_others_do_not():
+    ran = PastRun("backprop", "net", (3, 4, 4), 10.0, 5.0, 100, 90, kept=True)
+    slow = replace(ran, seconds=20.0, kept=False)
+    assert planned(runs=[slow]).choice.predicted.seconds == 3.0
+    choice = planned(runs=[slow, ran]).choice
+    assert choice.predicted.seconds == choice.predicted.phases[0].seconds == 1.5 and choice.correction.seconds == 0.5
+    assert correction([slow, ran], "backprop", planned().workload).seconds == 2.0
+    twice = Candidate("backprop", True, predicted=Cost(100 * MB, 6.0, 6.0, phases=(TRAINS,)), correction=slowed(2.0))
+    again = planned(runs=[slow, ran], candidates=(twice,), chosen=0).choice
+    assert (again.predicted.seconds, again.correction.seconds) == (1.5, 0.5), "the other correction is taken back"
+
+
+def slowed(factor):
+    return Correction(seconds=factor, runs=1)
