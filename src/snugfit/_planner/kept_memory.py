@@ -11,6 +11,10 @@ from snugfit._quantities import format_bytes
 from snugfit.memory.address_space import KERNEL_BYTES
 from snugfit.memory.freed_memory import LEVELS
 
+MOST_GROWTH = 1.4
+"""Factor up to which a peak may grow, with which most networks reach the last level."""
+LEFT_SHARE = 0.05
+"""Share of a memory budget that is left free."""
 FREE_SHARE = 0.5
 """Share of the machine's free memory that a run without a memory budget is let grow to for speed."""
 
@@ -26,7 +30,7 @@ def with_kept_memory(plan: Plan, runs: Sequence[PastRun] = ()) -> Plan:
     if plan.choice is None or cost is None or plan.memory is None or plan.aim == "memory":
         return plan
     budget = plan.budget.memory_bytes
-    room = int(plan.free_bytes * FREE_SHARE) if budget is None else budget - KERNEL_BYTES
+    room = int(plan.free_bytes * FREE_SHARE) if budget is None else int(budget * (1 - LEFT_SHARE)) - KERNEL_BYTES
     phases = tuple(_with_kept(phase, room) for phase in cost.phases)
     most = max((phase.peak_bytes for phase in phases), default=0)
     if most <= cost.peak_bytes or not all(phase.steps for phase in phases):
@@ -51,7 +55,8 @@ def _corrected(choice: Candidate, plan: Plan, runs: Sequence[PastRun]) -> Candid
 
 
 def _with_kept(phase: Phase, room_bytes: int) -> Phase:
-    """The phase with the largest peak that a level of :data:`LEVELS` and one more block leave within ``room_bytes``."""
-    reached = ((level.peak(phase.peak_bytes), level.threshold_bytes) for level in LEVELS)
-    peak = max((peak for peak, block in reached if peak + block <= room_bytes), default=phase.peak_bytes)
+    """The phase with a peak of up to ``room_bytes``; unchanged if no level is possible so."""
+    peak = min(int(phase.peak_bytes * MOST_GROWTH), room_bytes)
+    if peak < phase.peak_bytes * LEVELS[1].growth:
+        return phase
     return replace(phase, peak_bytes=peak, kept_bytes=peak - phase.peak_bytes)

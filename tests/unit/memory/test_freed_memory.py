@@ -33,39 +33,40 @@ def after_steps(*peaks, allowed):
 
 
 def test_levels_keep_more_and_more():
-    assert LEVELS[0] == (MMAP_THRESHOLD_BYTES, 1.0)
-    assert all(low < high for low, high in pairwise(LEVELS))
+    assert LEVELS[0] == (MMAP_THRESHOLD_BYTES, 1.0) and all(level.growth > 1 for level in LEVELS[1:])
+    assert all(low.threshold_bytes < high.threshold_bytes for low, high in pairwise(LEVELS))
 
 
-def test_where_there_is_room_all_is_kept_after_two_steps_and_freed_in_the_end(calls):
-    after_steps(90 * MB, 100 * MB, allowed=1000 * MB)
-    assert calls == [NOTHING, ALL, NOTHING, "trim"]
+def test_every_other_step_more_is_kept_and_all_is_freed_in_the_end(calls):
+    after_steps(*[100 * MB] * 20, allowed=1000 * MB)
+    assert calls == [NOTHING, *((level.threshold_bytes, KEEP_ALL_BYTES) for level in LEVELS[1:]), NOTHING, "trim"]
 
 
-@pytest.mark.parametrize("level", LEVELS[1:])
-def test_as_much_is_kept_as_the_peak_leaves_room_for(level, calls):
-    enough = int(100 * MB * level.growth)
-    after_steps(100 * MB, 100 * MB, allowed=enough)
-    assert calls[1] == (level.threshold_bytes, KEEP_ALL_BYTES)
+@pytest.mark.parametrize(("level", "following"), list(pairwise(LEVELS)))
+def test_more_is_kept_as_long_as_the_peak_that_it_may_lead_to_is_allowed(level, following, calls):
+    steps, enough = 2 * LEVELS.index(following), int(100 * MB * following.growth)
+    before = [10 * MB] * (steps - 2)
+    after_steps(*before, 100 * MB, 100 * MB, 100 * MB, allowed=enough)
+    assert calls[-3] == (following.threshold_bytes, KEEP_ALL_BYTES)
     calls.clear()
-    after_steps(100 * MB, 100 * MB, allowed=enough - 1)
-    assert calls[1][0] < level.threshold_bytes
+    freed = after_steps(*before, *[100 * MB] * 4, allowed=enough - 1)
+    assert (following.threshold_bytes, KEEP_ALL_BYTES) not in calls and not freed.keeps
 
 
 @pytest.mark.parametrize("allowed", [0, 99 * MB, 104 * MB])
 def test_without_room_nothing_is_kept(allowed, calls):
-    freed = after_steps(*[100 * MB] * 4, allowed=allowed)
+    freed = after_steps(*[100 * MB] * 9, allowed=allowed)
     assert set(calls) == {NOTHING} and not freed.keeps
 
 
-def test_less_is_kept_if_the_peak_comes_close_to_what_is_allowed(calls):
-    after_steps(100 * MB, 100 * MB, 199 * MB, 199 * MB, 197 * MB, 199.5 * MB, allowed=200 * MB)
-    levels = [(level.threshold_bytes, KEEP_ALL_BYTES) for level in reversed(LEVELS[1:])]
-    assert calls == [NOTHING, levels[0], levels[1], "trim", levels[2], "trim", NOTHING, "trim"]
+def test_less_is_kept_if_the_peak_comes_close_to_what_is_allowed_and_then_no_more(calls):
+    after_steps(*[100 * MB] * 8, 199 * MB, 199 * MB, 197 * MB, 199.5 * MB, *[100 * MB] * 4, allowed=200 * MB)
+    levels = [(level.threshold_bytes, KEEP_ALL_BYTES) for level in LEVELS[1:]]
+    assert calls == [NOTHING, *levels, levels[2], "trim", levels[1], "trim", NOTHING, "trim"]
 
 
 def test_the_next_epoch_goes_on_with_what_the_last_one_found_and_the_next_phase_begins_anew(calls):
-    freed = after_steps(100 * MB, 100 * MB, allowed=1000 * MB)
+    freed = after_steps(*[100 * MB] * 8, allowed=1000 * MB)
     assert not freed.keeps
     calls.clear()
     with freed.kept():
@@ -77,7 +78,7 @@ def test_the_next_epoch_goes_on_with_what_the_last_one_found_and_the_next_phase_
 
 
 def test_nothing_stays_after_an_error(calls):
-    freed = after_steps(100 * MB, 100 * MB, allowed=1000 * MB)
+    freed = after_steps(*[100 * MB] * 8, allowed=1000 * MB)
     calls.clear()
     with pytest.raises(RuntimeError), freed.kept():
         raise RuntimeError
@@ -107,8 +108,8 @@ def steps_of_one_mebibyte():
     freed.begin(10**9)
     with freed.kept():
         without = faults()
-        freed.after_step(20 * 10**6)
-        freed.after_step(20 * 10**6)
+        for _ in range(8):
+            freed.after_step(20 * 10**6)
         step()
         kept = faults()
         during = read_status().anon - resting
