@@ -38,7 +38,7 @@ def join(here: World, timeout_seconds: float | None = None, *, device: str = "cp
     store = connect(here, here.join_seconds)
     _wait_for_all(here, store)
     if device.startswith("cuda"):
-        torch.cuda.set_device(here.local_rank)
+        _use_device(here.local_rank)
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
     try:
         dist.init_process_group(
@@ -53,6 +53,11 @@ def join(here: World, timeout_seconds: float | None = None, *, device: str = "cp
         with contextlib.suppress(RuntimeError, TimeoutError):
             within(limit + _GRACE_SECONDS, dist.destroy_process_group)
         del store, hosted
+
+
+def _use_device(local_rank: int) -> None:
+    """Choose a device among the visible ones; Slurm's ``--gpus-per-task`` shows each task only its own."""
+    torch.cuda.set_device(local_rank % max(1, torch.cuda.device_count()))
 
 
 def _unconnected(here: World, error: RuntimeError) -> SnugfitError:
