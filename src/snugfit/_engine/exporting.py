@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -64,8 +65,11 @@ def export(
         difference = onnx_difference(module, architecture.input_shape, path, options.free_size) if check else None
     if options.int8:
         smaller = target / INT8_FILE
-        with _replacing(smaller):
-            found = {"int8": write_int8(folder, path, smaller, options)}
+        with TemporaryDirectory(dir=target, prefix=".int8-") as scratch:
+            written = Path(scratch, INT8_FILE)
+            found = {"int8": write_int8(folder, path, written, options)}
+            with _replacing(smaller):
+                written.replace(smaller)
         files.append(str(smaller))
     return {"files": files, "onnx_max_difference": difference, **found}
 

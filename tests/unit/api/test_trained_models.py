@@ -12,8 +12,9 @@ from torch import nn
 
 import snugfit
 from snugfit import evaluate, export, predict
+from snugfit._engine import quantising
 from snugfit._engine.loading import Architecture
-from snugfit.errors import ModelError, UsageError
+from snugfit.errors import DataError, ModelError, UsageError
 
 COUNT = 40
 
@@ -190,6 +191,21 @@ def test_int8_is_smaller_and_measured_on_test_images(small_run, tmp_path, capfd)
     exact = snugfit.load(small_run, pooled)(images).detach()
     near = torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
     assert 0 < float((near - exact).abs().max()) < 0.1 * float(exact.abs().max())
+
+
+def test_int8_file_appears_only_after_it_was_measured(small_run, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+
+    def fail(*_):
+        raise DataError("no images")
+
+    (tmp_path / "model.int8.onnx").write_bytes(b"earlier")
+    monkeypatch.setattr(quantising, "_accuracy", fail)
+    with pytest.raises(DataError, match="no images"):
+        export(small_run, tmp_path, format="onnx", model=pooled, int8=True)
+    assert (tmp_path / "model.int8.onnx").read_bytes() == b"earlier"
+    assert {path.name for path in tmp_path.iterdir()} == {"architecture.json", "model.onnx", "model.int8.onnx"}
 
 
 @pytest.mark.parametrize(
