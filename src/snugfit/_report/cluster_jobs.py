@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,8 @@ FOLDER = "/snugfit"
 """Where a container has its volume."""
 LONGEST_NAME = 40
 """Kubernetes appends to the name of a job, and a name has at most 63 characters."""
+_ABSOLUTE = re.compile(r"(--[\w-]+=)?([a-z]+:)?/(?!snugfit(/|$))")
+"""An argument that is an absolute path outside the volume, as ``/data``, ``folder:/data`` or ``--data-dir=/data``."""
 
 
 def needed_bytes(plan: Plan) -> int | None:
@@ -74,6 +77,8 @@ def kubernetes_manifest(plan: Plan, image: str) -> str:
     """
     several = _processes(plan) > 1
     lines = [*_explained(plan), f"Data and runs are in {FOLDER}, a volume: the claim `snugfit` must exist."]
+    if foreign := [json.dumps(each) for each in _command(plan) if _ABSOLUTE.match(each)]:
+        lines.append(f"Change these paths of this machine in `command` to paths below {FOLDER}: {', '.join(foreign)}")
     if several:
         lines.append("So must a secret, which protects what processes tell each other; to create it:")
         lines.append(

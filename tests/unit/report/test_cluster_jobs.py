@@ -1,5 +1,6 @@
 """Jobs of a plan: a batch script that bash runs, and manifests; memory is that of the plan."""
 
+import json
 import os
 import re
 import shutil
@@ -112,6 +113,16 @@ def test_one_process_is_a_job():
     assert 0 <= int(limits["memory"].removesuffix("Mi")) * 2**20 - NEEDED < 2**20
     assert job["spec"]["activeDeadlineSeconds"] == 31 * 60
     assert {each["name"]: each.get("value") for each in container["env"]}["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize("argument", ["/home/me/data", "folder:/home/me/a\nb", "--data-dir=/home/me"])
+def test_paths_of_this_machine_are_named_in_a_comment(argument):
+    manifest = kubernetes_manifest(replace(ONE, command=("snugfit", *TRAIN, argument)), "me/snugfit:1")
+    (job,) = yaml.safe_load_all(manifest)
+    assert container_of(job["spec"])["command"] == ["snugfit", *TRAIN, argument]
+    (line,) = [line for line in manifest.splitlines() if "paths of this machine" in line]
+    assert line.startswith("# ") and line.endswith(json.dumps(argument))
+    assert "paths of this machine" not in kubernetes_manifest(ONE, "me/snugfit:1")
 
 
 def test_several_processes_are_pods_of_kubeflow_trainer():
