@@ -80,6 +80,13 @@ class Cost:
     sent_bytes: int = 0
     phases: tuple[Phase, ...] = ()
 
+    @property
+    def least_peak_bytes(self) -> int:
+        """The peak if the heap keeps no freed memory: what the run cannot do without."""
+        if not any(phase.kept_bytes for phase in self.phases):
+            return self.peak_bytes
+        return max(phase.peak_bytes - phase.kept_bytes for phase in self.phases)
+
 
 @dataclass(frozen=True)
 class Correction:
@@ -217,7 +224,7 @@ class Plan:
         cost = self.choice.predicted if self.choice else None
         if cost is None or self.memory is None:
             return ""
-        needed, free = self.memory.rest_bytes + cost.peak_bytes, self.memory.machine.free_bytes
+        needed, free = self.memory.rest_bytes + cost.least_peak_bytes, self.memory.machine.free_bytes
         if needed <= free:
             return ""
         return (

@@ -115,7 +115,7 @@ def limit_bytes(plan: Plan, resting: Baseline, device: torch.device) -> int | No
     if budget is None or total is None or memory is None:
         return budget
     left = min(budget, total - memory.rest_bytes)
-    needed = plan.choice.predicted.peak_bytes if plan.choice and plan.choice.predicted else 0
+    needed = plan.choice.predicted.least_peak_bytes if plan.choice and plan.choice.predicted else 0
     if left < needed:
         raise InfeasibleBudgetError(
             f"the processes of this run rest at {format_bytes(memory.rest_bytes)} now, and it was planned with less.",

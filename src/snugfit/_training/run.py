@@ -269,8 +269,13 @@ class Run:
         release_memory()  # what loading the weights has left in the heap
         self.meter.restart()
         size, peak = phase.batch_size, phase.peak_bytes
-        self.freed.begin(peak if phase.kept_bytes else 0)
+        self.freed.begin(peak if phase.kept_bytes and self._has_room_for(peak) else 0)
         self.emit(PhaseStarted(phase.name, index, count, phase.units, size, epochs, steps, peak, first_epoch))
+
+    def _has_room_for(self, peak_bytes: int) -> bool:
+        """Whether the limit allows a peak and new kernels: a run may have less memory when it is resumed."""
+        allowed = self.limit.budget_bytes
+        return allowed is None or peak_bytes + self.limit.kernel_bytes <= allowed
 
     def end_phase(self, phase: Phase, epochs: int, steps: int, cache_bytes: int = 0) -> None:
         """Record a finished phase and move the position to the start of the next."""

@@ -87,7 +87,7 @@ class FreedMemory:
 
     def _keep_more(self) -> None:
         following = self._level + 1
-        if following == len(LEVELS) or self._most_bytes * LEVELS[following].growth > self._allowed_bytes:
+        if following == len(LEVELS) or self._most_bytes * LEVELS[following].growth >= self._allowed_bytes:
             self._settled = True
             return
         self._level = following

@@ -1,5 +1,6 @@
 """A budget of all processes becomes the growth of the one that trains, in a plan and when a run is resumed."""
 
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.machine_memory import MachineMemory
 from snugfit._core.option_groups import BudgetOptions
-from snugfit._core.plan import Candidate, Cost, Plan
+from snugfit._core.plan import Candidate, Cost, Phase, Plan
 from snugfit._core.run_memory import RunMemory
 from snugfit._core.workload import Workload
 from snugfit._engine import planning, run_memory
@@ -84,6 +85,15 @@ def test_a_resumed_run_may_add_no_more_than_its_plan_and_than_the_total_leaves(m
     assert resumed(monkeypatch, 170 * MB, **total) == resumed(monkeypatch, 150 * MB, **total) == 100 * MB
     assert resumed(monkeypatch, 180 * MB, **total) == 92 * MB
     assert resumed(monkeypatch, 999 * MB, memory="100MB") == 100 * MB and resumed(monkeypatch, 1) is None
+
+
+def test_a_resumed_run_needs_no_memory_for_what_the_heap_would_keep(monkeypatch):
+    phase = Phase("network", 100 * MB, 1.0, 16, kept_bytes=20 * MB)
+    monkeypatch.setattr(sys.modules[__name__], "COST", Cost(100 * MB, 1.0, 1.0, phases=(phase,)))
+    total = {"memory": 110 * MB, "total_memory": 282 * MB}
+    assert resumed(monkeypatch, 195 * MB, **total) == 87 * MB
+    with pytest.raises(InfeasibleBudgetError):
+        resumed(monkeypatch, 203 * MB, **total)
 
 
 def test_a_resumed_run_whose_processes_rest_at_too_much_names_the_total_that_would_do(monkeypatch):

@@ -44,7 +44,7 @@ def test_every_other_step_more_is_kept_and_all_is_freed_in_the_end(calls):
 
 @pytest.mark.parametrize(("level", "following"), list(pairwise(LEVELS)))
 def test_more_is_kept_as_long_as_the_peak_that_it_may_lead_to_is_allowed(level, following, calls):
-    steps, enough = 2 * LEVELS.index(following), int(100 * MB * following.growth)
+    steps, enough = 2 * LEVELS.index(following), int(100 * MB * following.growth) + 1
     before = [10 * MB] * (steps - 2)
     after_steps(*before, 100 * MB, 100 * MB, 100 * MB, allowed=enough)
     assert calls[-3] == (following.threshold_bytes, KEEP_ALL_BYTES)

@@ -35,6 +35,7 @@ def test_without_a_budget_all_is_kept():
     assert first.peak_bytes == plan.choice.predicted.peak_bytes == int(100 * MB * MOST_GROWTH)
     assert (first.kept_bytes, second.kept_bytes) == (first.peak_bytes - 100 * MB, second.peak_bytes - 50 * MB)
     assert plan.candidates[0].predicted.peak_bytes == 100 * MB, "others are compared by what they need"
+    assert plan.choice.predicted.least_peak_bytes == 100 * MB == plan.candidates[0].predicted.least_peak_bytes
     assert f"{(first.peak_bytes - 100 * MB) / MB:.1f} MB of freed memory" in plan.explanation[-1]
 
 
@@ -72,3 +73,11 @@ def test_runs_that_kept_memory_correct_its_seconds_and_others_do_not():
 
 def slowed(factor):
     return Correction(seconds=factor, runs=1)
+
+
+def test_a_run_needs_and_is_warned_of_what_it_cannot_do_without():
+    plan = planned(budget=200 * MB)
+    assert plan.choice.predicted.peak_bytes == 140 * MB
+    scarce, full = (replace(plan.memory, machine=MachineMemory(10**9, free * MB)) for free in (210, 190))
+    assert replace(plan, memory=scarce).machine_warning == ""
+    assert "need 200.0 MB" in replace(plan, memory=full).machine_warning

@@ -14,6 +14,7 @@ from snugfit._training import run as run_module
 from snugfit._training.events import EpochDone, StepDone
 from snugfit._training.loop import train_phase
 from snugfit.errors import BudgetExceededError, DivergedError, InterruptedRunError
+from snugfit.memory import freed_memory
 
 COSINE = OptimizerSettings(lr=0.5, schedule="cosine")
 
@@ -275,3 +276,27 @@ def test_the_limit_is_set_anew_at_every_step(tmp_path):
     run = make_run(tmp_path, epochs=1)
     train(run, OneWeight())
     assert run.limit.refreshes >= 5
+
+
+KEEPING = dataclasses.replace(PHASE, kept_bytes=50)
+
+
+@pytest.mark.parametrize(
+    ("phase", "budget", "keeps"), [(PHASE, None, False), (KEEPING, None, True), (KEEPING, 99, False)]
+)
+def test_freed_memory_is_kept_in_steps_if_planned_and_the_limit_has_room_but_not_in_validation(
+    phase, budget, keeps, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(freed_memory, "set_thresholds", lambda *_: True)
+    run, seen = make_run(tmp_path), {"step": [], "validation": []}
+    run.limit.budget_bytes = budget
+
+    class Watching(OneWeight):
+        def step(self, *batch):
+            seen["step"].append(run.freed.keeps)
+            return super().step(*batch)
+
+    run.start_phase(phase, 0, 1, 3, 5)
+    train(run, Watching(), phase=phase, evaluate=lambda: seen["validation"].append(run.freed.keeps))
+    assert seen["step"][:2] == [False, False] and set(seen["step"][2:]) == {keeps}
+    assert seen["validation"] == [False] * 3

@@ -83,7 +83,7 @@ def profile_again(
     """
     old, tensors = costs.memory.profile, None
     batch = min(old.batch, strategy.micro_batch)
-    while batch and profiling_peak(costs, batch) > run.predicted.peak_bytes:
+    while batch and profiling_peak(costs, batch) > run.predicted.least_peak_bytes:
         batch //= 2
     if batch:
         probes = ElasticProbes(chain, run.workload, str(run.device), strategy.lean)
