@@ -88,6 +88,7 @@ def test_intervals_agree_with_the_record(seen: dict[str, Any], run: str) -> None
 @pytest.mark.parametrize("run", RUNS)
 def test_no_interval_takes_more_than_it_was_predicted_to(seen: dict[str, Any], run: str) -> None:
     record = seen[run]
+    assert any(record["kept"]) or run == "bound"
     for phase, interval, kept in zip(record["phases"], record["intervals"], record["kept"], strict=True):
         assert phase["predicted_peak_bytes"] == interval["predicted_peak_bytes"] + kept
         assert 0 < phase["measured_peak_bytes"] <= phase["predicted_peak_bytes"] <= record["predicted"]["peak_bytes"]

@@ -65,24 +65,23 @@ def past_run(record: Record, workload: Workload, corrected: Correction, *, kept:
 
 
 def correction(runs: Sequence[PastRun], strategy: str, workload: Workload, *, kept: bool = False) -> Correction:
-    """Factors for predictions of a strategy, from runs whose heap ``kept`` freed memory, or from the others.
+    """Factors for predictions of a strategy; of seconds from runs whose heap ``kept`` freed memory, or from the others.
 
     The factor of seconds is the median ratio of the latest runs of this network, or else of enough runs of other
     networks with the same strategy. A run's weight is its duration, since short runs spend much of their time on start.
     Peaks are never corrected downwards: a run that needed less than predicted is no guarantee for the next. Runs are
     given oldest first.
     """
-    same = [run for run in runs if run.comparable and (run.strategy, run.kept) == (strategy, kept)]
+    same = [run for run in runs if run.comparable and run.strategy == strategy]
     network = workload.model, tuple(workload.input_shape)
     same_network = [run for run in same if (run.model, run.input_shape) == network]
     counted = same_network[-SAME_NETWORK_RUNS:] or (same[-OTHER_NETWORK_RUNS:] if len(same) >= MIN_OTHER_RUNS else [])
-    if not counted:
-        return Correction()
-    highest = max(run.peak_bytes / run.predicted_bytes for run in counted)
+    timed = [run for run in counted if run.kept == kept]
+    highest = max((run.peak_bytes / run.predicted_bytes for run in counted), default=1.0)
     return Correction(
-        seconds=_median([(run.seconds / run.predicted_seconds, run.seconds) for run in counted]),
+        seconds=_median([(run.seconds / run.predicted_seconds, run.seconds) for run in timed]) if timed else 1.0,
         peak=highest * (1 + PEAK_MARGIN) if highest > 1 else 1.0,
-        runs=len(counted),
+        runs=len(timed),
     )
 
 

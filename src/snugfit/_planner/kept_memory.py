@@ -10,27 +10,29 @@ from snugfit._planner.calibration import PastRun, corrected, correction
 from snugfit._quantities import format_bytes
 from snugfit.memory.address_space import KERNEL_BYTES
 from snugfit.memory.freed_memory import LEVELS
+from snugfit.memory.process import sets_thresholds
 
 MOST_GROWTH = 1.4
-"""Factor up to which a peak may grow, with which most networks reach the last level."""
+"""Factor up to which a peak may grow."""
 LEFT_SHARE = 0.05
 """Share of a memory budget that is left free."""
 FREE_SHARE = 0.5
-"""Share of the machine's free memory that a run without a memory budget is let grow to for speed."""
+"""Share of the machine's free memory up to which a peak may grow for speed."""
 
 
 def with_kept_memory(plan: Plan, runs: Sequence[PastRun] = ()) -> Plan:
     """The plan with the peaks that its choice may reach if the heap keeps freed memory.
 
-    Unchanged if memory is the aim, if the budget has no room, and on a device with a memory of its own; and if phases
+    Unchanged if memory is the aim, without room, on a device with a memory of its own, without glibc, and if phases
     without training steps follow, whose small peaks would grow by fragments of the heap. Past ``runs`` that kept freed
     memory, too, correct the predicted seconds: steps are measured without it.
     """
     cost = plan.choice.predicted if plan.choice else None
-    if plan.choice is None or cost is None or plan.memory is None or plan.aim == "memory":
+    if plan.choice is None or cost is None or plan.memory is None or plan.aim == "memory" or not sets_thresholds():
         return plan
-    budget = plan.budget.memory_bytes
-    room = int(plan.free_bytes * FREE_SHARE) if budget is None else int(budget * (1 - LEFT_SHARE)) - KERNEL_BYTES
+    budget, room = plan.budget.memory_bytes, int(plan.free_bytes * FREE_SHARE)
+    if budget is not None:
+        room = min(room, int(budget * (1 - LEFT_SHARE)) - KERNEL_BYTES)
     phases = tuple(_with_kept(phase, room) for phase in cost.phases)
     most = max((phase.peak_bytes for phase in phases), default=0)
     if most <= cost.peak_bytes or not all(phase.steps for phase in phases):

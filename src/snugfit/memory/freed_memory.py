@@ -17,8 +17,8 @@ _MIB = 2**20
 KEEP_ALL_BYTES = 2**30
 SETTLED_STEPS = 2
 """Steps after which a peak shows what a threshold takes."""
-FULL_SHARE = 0.98
-"""Share of the allowed peak above which less is kept."""
+FULL_SHARE = 0.95
+"""Share of the allowed peak above which nothing is kept any more."""
 
 
 class Level(NamedTuple):
@@ -44,7 +44,7 @@ class FreedMemory:
     """Chooses, after each step, how much freed memory the heap keeps.
 
     A phase begins with none. Every other step more is kept, as long as the peak that this may lead to is allowed. If
-    the peak comes close to that nevertheless, less is kept, and never more again.
+    the peak comes close to what is allowed nevertheless, nothing is kept for the rest of the phase.
     """
 
     def __init__(self) -> None:
@@ -77,9 +77,9 @@ class FreedMemory:
     def after_step(self, peak_bytes: int) -> None:
         """Keep more or less, given the largest peak since the phase began."""
         self._steps += 1
-        grows, self._most_bytes = peak_bytes > self._most_bytes, max(peak_bytes, self._most_bytes)
-        if self._level and grows and peak_bytes > FULL_SHARE * self._allowed_bytes:
-            self._level, self._settled = self._level - 1, True
+        self._most_bytes = max(peak_bytes, self._most_bytes)
+        if self._level and peak_bytes > FULL_SHARE * self._allowed_bytes:
+            self._level, self._settled = 0, True
             self._apply()
             trim_heap()
         elif self._steps % SETTLED_STEPS == 0 and not self._settled:

@@ -217,6 +217,11 @@ def set_allocator() -> bool:
     return libc is not None and set_thresholds(MMAP_THRESHOLD_BYTES) and libc.mallopt(_M_ARENA_MAX, 1) == 1
 
 
+def sets_thresholds() -> bool:
+    """Whether :func:`set_thresholds` has an effect: malloc is glibc's."""
+    return _libc() is not None
+
+
 def set_thresholds(mmap_bytes: int, trim_bytes: int | None = None) -> bool:
     """Map blocks of at least ``mmap_bytes`` by themselves; return the heap's end once ``trim_bytes`` of it are free.
 

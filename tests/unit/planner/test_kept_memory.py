@@ -10,6 +10,7 @@ from snugfit._core.machine_memory import MachineMemory
 from snugfit._core.plan import Candidate, Correction, Cost, Phase, Plan
 from snugfit._core.run_memory import RunMemory
 from snugfit._core.workload import Workload
+from snugfit._planner import kept_memory
 from snugfit._planner.calibration import PastRun, correction
 from snugfit._planner.kept_memory import MOST_GROWTH, with_kept_memory
 
@@ -28,7 +29,7 @@ def planned(budget=None, phases=(TRAINS,), free=4000 * MB, runs=(), **changes):
     return with_kept_memory(replace(plan, **changes), runs)
 
 
-def test_without_a_budget_all_is_kept():
+def test_without_a_budget_every_phase_may_grow_by_the_most():
     small = replace(TRAINS, name="interval 2", peak_bytes=50 * MB)
     plan = planned(phases=(TRAINS, small))
     first, second = plan.choice.predicted.phases
@@ -55,8 +56,21 @@ def test_otherwise_peaks_stay_as_they_are(changes):
     assert all(each.predicted.phases[0] == TRAINS for each in plan.candidates) and plan.explanation == ()
 
 
-def test_half_of_the_free_memory_bounds_a_run_without_a_budget():
-    assert planned(free=190 * MB).choice.predicted.peak_bytes == 100 * MB
+@pytest.mark.parametrize("budget", [None, 10**9])
+def test_half_of_the_free_memory_bounds_what_is_kept(budget):
+    assert planned(budget, free=190 * MB).choice.predicted.peak_bytes == 100 * MB
+    assert planned(budget, free=242 * MB).choice.predicted.peak_bytes == 120 * MB, "2 MB of it are left out"
+
+
+def test_another_malloc_keeps_nothing(monkeypatch):
+    monkeypatch.setattr(kept_memory, "sets_thresholds", lambda: False)
+    assert planned().choice.predicted.phases == (TRAINS,)
+
+
+def test_a_peak_above_its_prediction_corrects_all_plans_of_a_strategy():
+    ran = PastRun("backprop", "net", (3, 4, 4), 10.0, 5.0, 100, 150, kept=True)
+    found = correction([ran], "backprop", planned().workload)
+    assert (found.seconds, found.runs) == (1.0, 0) and found.peak == pytest.approx(1.5 * 1.01)
 
 
 def test_runs_that_kept_memory_correct_its_seconds_and_others_do_not():

@@ -162,8 +162,9 @@ class _ElasticRun:
         end = min(present.first_epoch + length, run.workload.epochs)
         name, phases = f"interval {len(self.intervals)}", run.predicted.phases
         planned = phases[min(run.position.phase, len(phases) - 1)]
-        peak_bytes = present.predicted_peak_bytes + planned.kept_bytes
-        phase = replace(planned, name=name, peak_bytes=peak_bytes, units=())
+        least = present.predicted_peak_bytes
+        peak = max(least, min(least + planned.kept_bytes, planned.peak_bytes))
+        phase = replace(planned, name=name, peak_bytes=peak, kept_bytes=peak - least, units=())
         count = max(len(phases), len(self.intervals))
         steps = self.data.train.steps(phase.batch_size * self.strategy.micro_batches)
         run.start_phase(phase, len(self.intervals) - 1, count, end - present.first_epoch, steps, present.first_epoch)
