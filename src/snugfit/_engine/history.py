@@ -54,7 +54,7 @@ def keep_run(options: MachineOptions, record: Record, plan: Plan) -> None:
     if folder is None or plan.choice is None:
         return
     cost = plan.choice.predicted
-    kept = cost is not None and any(phase.kept_bytes for phase in cost.phases)
+    kept = cost is not None and cost.least_peak_bytes < cost.peak_bytes
     run = past_run(record, plan.workload, plan.choice.correction, kept=kept)
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

@@ -39,8 +39,8 @@ def with_kept_memory(plan: Plan, runs: Sequence[PastRun] = ()) -> Plan:
         return plan
     kept = format_bytes(most - cost.peak_bytes)
     sentence = (
-        f"Its peak includes {kept} of freed memory that is kept for the next step: there is room for it, and steps are "
-        "faster so."
+        f"Its peak includes {kept} of freed memory that is kept for the next step: there is room for it, and it makes "
+        "steps faster."
     )
     choice = _corrected(replace(plan.choice, predicted=replace(cost, phases=phases, peak_bytes=most)), plan, runs)
     candidates = tuple(choice if each is plan.choice else each for each in plan.candidates)

@@ -1,8 +1,7 @@
 """Freed memory that the heap keeps between two steps, as far as a predicted peak has room for it.
 
-Memory that goes back to the system has to be mapped again, page by page, by the next tensor: up to half the time of a
-step. Kept in the heap, it has holes that not every tensor fits into, so that peaks grow: by 20 to 50 % at the last of
-:data:`LEVELS` in plain PyTorch loops of ResNet-20, ResNet-18 and MobileNetV2, by 3 to 14 % in `backprop` (glibc).
+Memory that goes back to the system has to be mapped again, page by page, for the next tensor, which takes a large part
+of a step. Freed memory in the heap has holes that not every tensor fits into, so peaks grow with what is kept.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def test_one_process_is_a_job():
     assert {each["name"]: each.get("value") for each in container["env"]}["OMP_NUM_THREADS"] == "3"
 
 
-@pytest.mark.parametrize("argument", ["/home/me/data", "folder:/home/me/a\nb", "--data-dir=/home/me"])
+@pytest.mark.parametrize("argument", ["/photos", "folder:/photos/a\nb", "--data-dir=/photos"])
 def test_paths_of_this_machine_are_named_in_a_comment(argument):
     manifest = kubernetes_manifest(replace(ONE, command=("snugfit", *TRAIN, argument)), "me/snugfit:1")
     (job,) = yaml.safe_load_all(manifest)

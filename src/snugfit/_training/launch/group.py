@@ -56,8 +56,8 @@ def join(here: World, timeout_seconds: float | None = None, *, device: str = "cp
 
 
 def _use_device(local_rank: int) -> None:
-    """Choose a device among the visible ones; Slurm's ``--gpus-per-task`` shows each task only its own."""
-    torch.cuda.set_device(local_rank % max(1, torch.cuda.device_count()))
+    """Choose the device of that number, or the only visible one: ``--gpus-per-task`` of Slurm shows a task its own."""
+    torch.cuda.set_device(0 if torch.cuda.device_count() == 1 else local_rank)
 
 
 def _unconnected(here: World, error: RuntimeError) -> SnugfitError:
