@@ -1,5 +1,6 @@
 """Where nothing fits, ways are asked in processes of their own, and the budget named instead is a measured one."""
 
+import json
 from dataclasses import replace
 from importlib import import_module
 
@@ -15,6 +16,7 @@ from snugfit._core.option_groups import BudgetOptions, MachineOptions, ModelOpti
 from snugfit._core.plan import Candidate, Cost, Plan
 from snugfit._core.request import Request, StrategyOptions
 from snugfit._core.run_memory import RunMemory
+from snugfit._core.serial import to_data
 from snugfit._core.workload import Workload
 
 REQUEST = Request(
@@ -399,6 +401,17 @@ def test_what_fits_stays_chosen_if_no_exact_strategy_fits_alone():
     assert plan_again(REQUEST, first, machine) is first and machine.asked == []
 
 
+def test_a_strategy_that_was_planned_again_has_its_candidates_from_there():
+    """Alone, backprop takes 5 seconds; next to others it takes 30, and blockwise 20."""
+    first = inexact(alone("backprop"))
+    slow = to_data(Candidate("backprop", True, predicted=Cost(1, 3.0, 30.0), exact=True))
+    first["plan"]["candidates"] = [*first["plan"]["candidates"][:1], slow]
+    found = plan_again(REQUEST, first, lambda request: fitting("backprop", seconds=5.0))
+    seconds = {each["strategy"]: each["predicted"]["seconds"] for each in found["plan"]["candidates"]}
+    assert len(found["plan"]["candidates"]) == len(seconds) and seconds["backprop"] == 5.0
+    assert Request.from_json(found["request"]) == alone("backprop")
+
+
 def test_what_is_planned_again_in_vain_is_trained_as_it_was_planned(monkeypatch):
     jobs, first = [], inexact(alone("backprop"))
 
@@ -419,6 +432,12 @@ def test_the_command_line_asks_retries(snugfit, command):
     assert outcome.code == 0 and "planning backprop in a process of its own" in outcome.err
     outcome = snugfit(command, "--model", "too-big", "--memory", "100MB", "--json")
     assert outcome.code == 3 and "nothing fits." in outcome.err
+
+
+def test_a_plan_for_a_fresh_process_is_trained_in_one(snugfit):
+    found = json.loads(snugfit("train", "--model", "fresh", "--memory", "100MB", "--json", "--threads", "2").out)
+    assert found["run_dir"] == "runs/begun" and found["settings"] == {"resumed": True, "threads": [2]}
+    assert snugfit("plan", "--model", "fresh", "--memory", "100MB").code == 0
 
 
 AT_REST = RunMemory(150 * MB, 20 * MB, MachineMemory(10**10))

@@ -20,7 +20,7 @@ from snugfit._core.request import Request
 from snugfit._engine.builder import for_data, own_splits
 from snugfit._engine.distributed import commands_of_run
 from snugfit._engine.planning import Extent, Planned, make_plan
-from snugfit._engine.running import execute
+from snugfit._engine.running import begin, execute
 from snugfit._planner import infeasible_error
 from snugfit._storage.outputs import require_places
 from snugfit._training.events import Subscriber
@@ -90,6 +90,10 @@ class RunnablePlan(Planned):
         require_data(self.assembly.request.data)
         return TrainedRecord(execute(self, shown(subscribers), out, stop), self.assembly.module)
 
+    def begin(self) -> Path:
+        """Write the run folder, from which :func:`snugfit.resume` trains in another process, and return it."""
+        return begin(self, self.assembly.request.machine.out)
+
     def compare(self, steps: int = TRIAL_STEPS, subscribers: Sequence[Subscriber] = ()) -> list[Trial]:
         """Compare the predictions with one short real run of each strategy that fits, inside the budget.
 
@@ -119,15 +123,17 @@ class RunnablePlan(Planned):
             raise UsageError(f"this plan takes {processes} processes, and this is one; start them with `{how}`.")
 
 
-def plan_request(request: Request, subscribers: Sequence[Subscriber] = (), *, measures: Extent = "all") -> RunnablePlan:
-    """Check that the run folder of a request can be made, and plan.
+def plan_request(
+    request: Request, subscribers: Sequence[Subscriber] = (), *, measures: Extent = "all", fresh: bool = False
+) -> RunnablePlan:
+    """Check that the run folder of a request can be made, and plan; ``fresh`` if training may be in another process.
 
     >>> request = Request.of(model="smallconv", image_size=8, memory="100MB", strategy="backprop")
     >>> plan_request(request).plan.choice.feasible
     True
     """
     require_places(request.machine.out, request.machine.cache_dir)
-    return RunnablePlan(**vars(make_plan(request, None, None, subscribers, measures=measures)))
+    return RunnablePlan(**vars(make_plan(request, None, None, subscribers, measures=measures, fresh=fresh)))
 
 
 def plan(

@@ -1,7 +1,8 @@
-"""If nothing fits, or nothing exact: plan again in fresh processes. Find the smallest memory budget that works.
+"""Plan again in fresh processes where that is better than the first plan. Find the smallest budget that works.
 
-Memory that refused measurements leave behind counts to the budget. So each strategy is planned again alone, and then
-with the leanest of those settings that the user did not set (``snugfit._engine.retries``). If nothing fits with
+Memory that measurements leave behind counts to the budget. So strategies that are expected to do better alone are
+planned again, each in a process of its own. If nothing fits, each strategy is, and then with the leanest of those
+settings that the user did not set (``snugfit._engine.retries``). If nothing fits with
 optimizer state in float32, strategies are planned with state in 8 bits, and then with weights in bfloat16 as well. If
 nothing fits either, the leanest requests are measured in larger budgets.
 
@@ -22,7 +23,7 @@ from typing import Any
 from snugfit._cli.output import explain, note
 from snugfit._cli.plan_cache import PlanCache
 from snugfit._core.amounts import parse_bytes
-from snugfit._core.explanation import explanation_of
+from snugfit._core.explanation import explanation_of, kept_memory_note
 from snugfit._core.option_groups import TrainingOptions
 from snugfit._core.options import AUTO
 from snugfit._core.plan import Plan, ranked
@@ -64,14 +65,14 @@ exceeds the budget, then the budget is enough only to the MB."""
 def plan_again(request: Request, first: dict[str, Any], plan: Planner) -> dict[str, Any]:
     """A plan from fresh processes, or the error with the smallest budget that works.
 
-    ``first`` is the answer of the first process. It is the result if something fits and no exact strategy that it names
-    under ``retries`` fits in a process of its own. The ``request`` of the result is that of the chosen candidate, if a
+    ``first`` is the answer of the first process. It is the result if something fits and no request that it names under
+    ``retries`` fits in a process of its own. The ``request`` of the result is that of the chosen candidate, if a
     request other than the first fits.
     """
     if not request.budget.limits_memory:
         return first
     if _fits(first):
-        return _with_exact(request, first, plan)
+        return _with_others(request, first, plan)
     memory, answers = first["plan"]["budget"]["memory"], Answers()
     for each in map(Request.from_json, first.get("retries", ())):
         if _expected(first, each) > HOPELESS * memory:
@@ -86,14 +87,24 @@ def plan_again(request: Request, first: dict[str, Any], plan: Planner) -> dict[s
     return _with_smallest_budget(request, first, answers, plan)
 
 
-def _with_exact(request: Request, first: dict[str, Any], plan: Planner) -> dict[str, Any]:
-    """The first plan, and what is more exact and fits in processes of its own."""
+def _with_others(request: Request, first: dict[str, Any], plan: Planner) -> dict[str, Any]:
+    """The first plan, and what fits in processes of its own; a strategy that does counts as planned there."""
     answers = Answers()
     for each in map(Request.from_json, first.get("retries", ())):
         if _expected(first, each) <= HOPELESS * first["plan"]["budget"]["memory"]:
-            note(f"planning {_described(each, request)} in a process of its own, for more accuracy")
+            note(f"planning {_described(each, request)} in a process of its own, where it may do better")
             answers.append((each, plan(each)))
-    return _merged(first, [(request, first), *answers]) if any(_fits(found) for _, found in answers) else first
+    fitting = [(each, found) for each, found in answers if _fits(found)]
+    names = {each.strategy.strategy for each, _ in fitting}
+    same = {name for name in names if any(each == request.with_strategy(name) for each, _ in fitting)}
+    return _merged(first, [(request, _without(first, same)), *fitting]) if fitting else first
+
+
+def _without(found: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """An answer without the candidates of some strategies."""
+    plan = found["plan"]
+    candidates = [each for each in plan["candidates"] if each["strategy"] not in names]
+    return {**found, "plan": {**plan, "candidates": candidates}}
 
 
 def _is_no_worse(one: Request, other: Request) -> bool:
@@ -122,10 +133,11 @@ def _merged(first: dict[str, Any], answers: Answers) -> dict[str, Any]:
     others = [candidate for candidate in plan.candidates if candidate.strategy not in fitting]
     best = ranked([*(each for _, _, one in feasible for each in one.candidates if each.feasible), *others], plan.aim)
     request, _, chosen = next(each for each in feasible if best[0] in each[2].candidates)
-    reason = _why_rounded(plan.workload, chosen.workload)
+    cost, reason = best[0].predicted, _why_rounded(plan.workload, chosen.workload)
+    kept = () if cost is None else kept_memory_note(cost)
     plan = replace(plan, workload=chosen.workload, candidates=best, chosen=0, command=chosen.command)
     return {
-        "plan": replace(plan, explanation=(*explanation_of(plan), *reason)).to_json(),
+        "plan": replace(plan, explanation=(*explanation_of(plan), *kept, *reason)).to_json(),
         "infeasible": None,
         "comparison": [trial for _, found, _ in feasible for trial in found.get("comparison", ())],
         "request": request.to_json(),

@@ -96,6 +96,8 @@ def _started(request: Request, output: OutputOptions) -> dict[str, Any]:
             found = ask(Request.from_json(found["request"]) if "request" in found else request, settled=True)
     if found.get("infeasible"):
         raise FailedError.from_json(found["infeasible"])
+    if "begun" in found:  # memory that measuring left in that process would count to the budget
+        found = run_job(make_job("train", output, request.machine.threads, request=None, resume=found["begun"]))
     return found
 
 

@@ -107,7 +107,8 @@ def _planning(job: dict[str, Any], subscribers: Subscribers) -> Subscribers:
 
 
 def _plan(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
-    planned = api.plan_request(Request.from_json(job["request"]), subscribers=_planning(job, subscribers))
+    request, shown = Request.from_json(job["request"]), _planning(job, subscribers)
+    planned = api.plan_request(request, subscribers=shown, fresh=_may_be_fresh())
     if planned.plan.choice is None:
         return {**_refused(planned), "comparison": []}
     from snugfit._engine.retries import retry_requests, smallest_fitting
@@ -151,14 +152,22 @@ def _train(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) 
     from snugfit._engine.retries import retry_requests
 
     asked = Request.from_json(job["request"])
-    plan = api.plan_request(asked, subscribers=_planning(job, subscribers), measures="decisive")
-    if "WORLD_SIZE" not in os.environ:
+    shown = _planning(job, subscribers)
+    plan = api.plan_request(asked, subscribers=shown, measures="decisive", fresh=_may_be_fresh())
+    if _may_be_fresh():
         if plan.plan.choice is None:
             return _refused(plan)
         retries = [] if job["settled"] else retry_requests(plan)
         if retries:
             return _fitting(plan, retries)
+        if plan.fresh:
+            return {"begun": str(plan.begin())}
     return plan.run(subscribers=subscribers).to_json()
+
+
+def _may_be_fresh() -> bool:
+    """Whether training may run in another process than planning: not in that of a launch, which is connected."""
+    return "WORLD_SIZE" not in os.environ
 
 
 def _train_at_gateway(api: Any, job: dict[str, Any], subscribers: Subscribers) -> Any:

@@ -86,6 +86,10 @@ class Request(BaseRequest):
             groups[group] = replace(groups[group], **{key: value})
         return cls(**groups)
 
+    def with_strategy(self, name: str) -> Request:
+        """The request for one strategy, with the options that were given."""
+        return replace(self, strategy=replace(self.strategy, strategy=name))
+
     def to_json(self) -> dict[str, Any]:
         """JSON-able form."""
         return dict(to_data(self))

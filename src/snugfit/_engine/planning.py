@@ -36,12 +36,19 @@ Extent = Literal["all", "decisive", "nothing"]
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan with all that is needed to run it: measurements, data, model, workload, and the process's baseline."""
+    """A plan with all that is needed to run it: measurements, data, model, workload, and the process's baseline.
+
+    Attributes:
+        fresh: whether the plan is that of a fresh process, in which nothing was measured.
+        may_fit_alone: refused strategies that may fit where no other one was measured.
+    """
 
     plan: Plan
     profile: Profile
     assembly: Assembly
     baseline: Baseline
+    fresh: bool = False
+    may_fit_alone: tuple[str, ...] = ()
 
 
 def make_plan(
@@ -52,6 +59,7 @@ def make_plan(
     *,
     measures: Extent = "all",
     own: OwnParts | None = None,
+    fresh: bool = False,
 ) -> Planned:
     """Measure, and collect what the strategies that serve the request propose within its budget.
 
@@ -62,6 +70,7 @@ def make_plan(
         measures: all strategies; or those that decide, without others that cannot be chosen if the one to fine-tune
             with fits; or nothing, so that the profile holds statistics of the units alone.
         own: functions passed from Python.
+        fresh: whether training may run in a fresh process.
     """
     if request.model.weights == IMAGENET:
         with library_import():
@@ -69,7 +78,7 @@ def make_plan(
 
             path = pretrained_file(request.model.model)
         request = replace(request, model=replace(request.model, weights=str(path)))
-    plan = partial(_planned, request, splits, module, subscribers, measures, own or OwnParts())
+    plan = partial(_planned, request, splits, module, subscribers, measures, own or OwnParts(), fresh)
     planned = plan()
     memory = planned.plan.memory if request.budget.total_memory is not None else None
     if memory is not None and memory.process_bytes != planned.baseline.anon + late_bytes():
@@ -101,6 +110,7 @@ def _planned(
     subscribers: Sequence[Subscriber],
     measures: Extent,
     own: OwnParts,
+    fresh: bool,
 ) -> Planned:
     """One plan by the memory at rest now."""
     import_for(request)
@@ -128,13 +138,13 @@ def _planned(
             if request.model.weights is not None:
                 check_weights(Path(request.model.weights), assembly.chain)
             work, compares = assembly.workload, measures != "decisive"
-            question = PlanningInput(work, assembly.chain, hardware, budget, request.aim, compares)
+            question = PlanningInput(work, assembly.chain, hardware, budget, request.aim, compares, fresh)
             meter = make_meter(resting, device)
             measuring = MeasurementContext(meter, limit, on_measured, known)
-            found, profile = search(question, considered, measuring, runs)
-        found = with_kept_memory(replace(found, command=command_of(request, found), memory=memory), runs)
-        found = replace(found, device_memory=device_plan(device, meter))
-        return Planned(found, profile, assembly, resting)
+            found = search(question, considered, measuring, runs)
+        plan = replace(found.plan, command=command_of(request, found.plan), memory=memory)
+        plan = replace(with_kept_memory(plan, runs), device_memory=device_plan(device, meter))
+        return Planned(plan, found.profile, assembly, resting, found.fresh, found.may_fit_alone)
 
     try:
         planned = attempt(measurable_bytes(budget, memory), lambda *progress: emit(ProbeMeasured(*progress)))

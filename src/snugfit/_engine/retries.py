@@ -28,10 +28,10 @@ DRIFT_BYTES = 1 * MB
 
 
 def retry_requests(planned: Planned) -> list[Request]:
-    """Requests to plan again in fresh processes, for a plan in which nothing fits, or nothing with exact gradients.
+    """Requests to plan again in fresh processes, because memory that other measurements left counts to a budget.
 
-    If something fits and accuracy is the aim: each exact strategy alone, because memory that other measurements left
-    counted against it.
+    If something fits: each strategy alone that is expected to improve on it; if accuracy is the aim, and what fits is
+    not exact, each exact strategy alone, too.
 
     If nothing fits, for each considered strategy: the strategy alone, unless the request already names it; then each of
     its leaner settings, for options that the user left open. Then exact strategies with optimizer state in 8 bits, if
@@ -42,9 +42,10 @@ def retry_requests(planned: Planned) -> list[Request]:
     if request.from_python:
         return []
     if planned.plan.choice is not None:
-        return _exact_alone(planned)
+        alone, exact = [request.with_strategy(name) for name in planned.may_fit_alone], _exact_alone(planned)
+        return [*alone, *(each for each in exact if each not in alone)]
     short = [each.strategy for each in planned.plan.candidates if each.considered and each.smallest_bytes is not None]
-    named = [replace(request, strategy=replace(request.strategy, strategy=name)) for name in dict.fromkeys(short)]
+    named = [request.with_strategy(name) for name in dict.fromkeys(short)]
     least = [_with_least_state(each) for each in named if _is_open(each)]
     rounded = [
         replace(each, training=replace(each.training, weight_dtype="bfloat16"))
@@ -73,7 +74,7 @@ def _exact_alone(planned: Planned) -> list[Request]:
         usual = {each.name for each in make_strategies(request).strategies}
         names = [each.strategy for each in plan.candidates if each.exact and each.smallest_bytes]
         names = [name for name in dict.fromkeys(names) if name in usual]
-    alone = [replace(request, strategy=replace(request.strategy, strategy=name)) for name in names]
+    alone = [request.with_strategy(name) for name in names]
     few = any(each.feasible and each.normalises_few for each in plan.candidates)
     tracks = any(unit.tracks for unit in planned.profile.units)
     is_open = getattr(request.strategy, "batch_norm", None) is None

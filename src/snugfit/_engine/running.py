@@ -65,6 +65,15 @@ def execute(
         return _fit(folder, planned, subscribers, stop)
 
 
+def begin(planned: Planned, out: str | None) -> Path:
+    """Write a new run folder, which :func:`resume` trains from, and return it."""
+    folder = _new_folder(out, planned.plan)
+    with run_lock(folder):
+        require_run_folder(folder)
+        write_run(folder, planned)
+    return folder
+
+
 def write_run(folder: Path, planned: Planned) -> None:
     """Write what :func:`resume` reads: from then on the run can be resumed, even before training begins."""
     manifest = Manifest.reopen(folder)
@@ -126,7 +135,7 @@ def reopen(
         names = ", ".join(plan.workload.metrics) or "none"
         raise UsageError(f"this run measures other metrics: {names}. Pass those: snugfit.resume(run, metrics=...).")
     Manifest.read(folder, run_cache_folder(request.machine.cache_dir, folder)).check_all(but=[METRICS_FILE])
-    import_for(replace(request, strategy=replace(request.strategy, strategy=plan.choice.strategy)))
+    import_for(request.with_strategy(plan.choice.strategy))
     device = choose_device(request.machine.device)
     resting = baseline(request.machine.threads, device)
     with run_limit(plan, resting, device):

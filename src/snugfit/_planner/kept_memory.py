@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from snugfit._core.explanation import kept_memory_note
 from snugfit._core.plan import Candidate, Correction, Phase, Plan
 from snugfit._planner.calibration import PastRun, corrected, correction
-from snugfit._quantities import format_bytes
 from snugfit.memory.address_space import KERNEL_BYTES
 from snugfit.memory.freed_memory import LEVELS
 from snugfit.memory.process import sets_thresholds
@@ -37,14 +37,10 @@ def with_kept_memory(plan: Plan, runs: Sequence[PastRun] = ()) -> Plan:
     most = max((phase.peak_bytes for phase in phases), default=0)
     if most <= cost.peak_bytes or not all(phase.steps for phase in phases):
         return plan
-    kept = format_bytes(most - cost.peak_bytes)
-    sentence = (
-        f"Its peak includes {kept} of freed memory that is kept for the next step: there is room for it, and it makes "
-        "steps faster."
-    )
-    choice = _corrected(replace(plan.choice, predicted=replace(cost, phases=phases, peak_bytes=most)), plan, runs)
+    cost = replace(cost, phases=phases, peak_bytes=most)
+    choice = _corrected(replace(plan.choice, predicted=cost), plan, runs)
     candidates = tuple(choice if each is plan.choice else each for each in plan.candidates)
-    return replace(plan, candidates=candidates, explanation=(*plan.explanation, sentence))
+    return replace(plan, candidates=candidates, explanation=(*plan.explanation, *kept_memory_note(cost)))
 
 
 def _corrected(choice: Candidate, plan: Plan, runs: Sequence[PastRun]) -> Candidate:

@@ -27,6 +27,7 @@ from snugfit.profiling import (
     Probe,
     alone,
     describe,
+    in_fresh_process,
     measure_probes,
     unit_stats,
     without_others,
@@ -35,6 +36,10 @@ from snugfit.profiling import (
 if TYPE_CHECKING:
     from snugfit.profiling import TensorProbe
 
+LONG_SECONDS = 600.0
+"""Predicted seconds of a run from which a refused strategy is measured again in a process of its own."""
+NEAR = 1.65
+"""Largest ratio of what a refused strategy is expected to need to the budget; such a one fitted alone."""
 Measured = TypeVar("Measured", Probe, "TensorProbe")
 _Prober = tuple[Strategy, Sequence["Probe | TensorProbe"]]
 """A strategy with its probes."""
@@ -46,6 +51,7 @@ class PlanningInput:
 
     Attributes:
         compares: whether strategies are measured, too, that cannot be chosen if the one to fine-tune with fits.
+        fresh: whether training may run in another process than measuring, which leaves memory behind.
     """
 
     workload: Workload
@@ -54,6 +60,7 @@ class PlanningInput:
     budget: Budget
     aim: Aim = "time"
     compares: bool = True
+    fresh: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,23 @@ class StrategySelection:
     strategies: Sequence[Strategy]
     standby: Sequence[Strategy] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found.
+
+    Attributes:
+        plan: feasible candidates first, the best of them first.
+        profile: that of a process that trains the choice.
+        fresh: whether the choice trains in a fresh process, because memory that measuring left changes it.
+        may_fit_alone: refused strategies that may fit where no other one was measured.
+    """
+
+    plan: Plan
+    profile: Profile
+    fresh: bool = False
+    may_fit_alone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,27 +119,30 @@ class MeasurementContext:
             release_memory()
             return measure_probes(probes, self.meter, self.limit, None, self.known)
 
+    def resting_bytes(self) -> int:
+        """Bytes in use between measurements."""
+        release_memory()
+        self.meter.restart()
+        return self.meter.current_bytes
+
 
 def search(
     question: PlanningInput, considered: StrategySelection, measuring: MeasurementContext, runs: Sequence[PastRun] = ()
-) -> tuple[Plan, Profile]:
+) -> SearchResult:
     """Measure the strategies' probes and rank what they propose; past runs, oldest first, correct predictions.
-
-    Returns:
-        The plan, with feasible candidates first and the best of them first, and its profile.
 
     Raises:
         ModelError: the only strategy finds the model unusable.
     """
-    state, aim = _Search(question, measuring, runs), question.aim
+    state, aim = _Search.of(question, measuring, runs), question.aim
     first, others = _in_turn(question, considered.strategies)
     proposals = state.propose(first, Profile(()))
     not_considered = dict(considered.left_out)
-    if others and any(each.feasible and each.fine_tunes for each in proposals.candidates):
+    if others and any(each.feasible and each.fine_tunes for each in proposals.everywhere):
         not_considered |= {each.name: f"not measured, since {first[0].name} fits and is preferred" for each in others}
     elif others:
         proposals = state.propose(others, proposals.profile, proposals)
-    if considered.standby and _is_settled(proposals.candidates, aim):
+    if considered.standby and _is_settled(proposals.everywhere, aim):
         not_considered |= {each.name: _last_resort(each.name, aim) for each in considered.standby}
     elif considered.standby:
         proposals = state.propose(considered.standby, proposals.profile, proposals)
@@ -123,31 +150,72 @@ def search(
         Candidate(name, False, reasons=(reason,), exact=config_of(name).exact, considered=False)
         for name, reason in not_considered.items()
     ]
-    best = ranked([*proposals.candidates, *rest], aim)
+    plan, fresh = (_ranked_plan(question, [*each, *rest]) for each in (proposals.candidates, proposals.fresh))
+    is_fresh = _changes_choice(plan, fresh)
+    plan = fresh if is_fresh else plan
+    return SearchResult(
+        replace(plan, explanation=explanation_of(plan)),
+        state.profile_of(proposals, plan.choice, fresh=is_fresh),
+        is_fresh,
+        state.may_fit_alone(plan),
+    )
+
+
+def _ranked_plan(question: PlanningInput, candidates: Iterable[Candidate]) -> Plan:
+    """A plan that chooses the best feasible candidate, without explanation."""
+    best = ranked(candidates, question.aim)
     chosen = 0 if best and best[0].feasible else None
-    plan = Plan(question.workload, question.budget, question.hardware, best, chosen, aim)
-    plan = replace(plan, explanation=explanation_of(plan))
-    taken = [probes for strategy, probes in proposals.able if chosen is not None and strategy.name == best[0].strategy]
-    return plan, without_others(proposals.profile, taken[0]) if taken else proposals.profile
+    return Plan(question.workload, question.budget, question.hardware, best, chosen, question.aim)
+
+
+def _changes_choice(plan: Plan, fresh: Plan) -> bool:
+    """Whether a fresh process trains something else, or with other settings."""
+    here, there = plan.choice, fresh.choice
+    if here is None or there is None:
+        return there is not None
+    return (here.strategy, here.settings) != (there.strategy, there.settings)
 
 
 @dataclass(frozen=True)
 class _Proposals:
-    """Candidates, strategies that support the model with their probes, and the profile."""
+    """Candidates, strategies that support the model with their probes, and the profile.
+
+    ``fresh`` are the candidates of a process in which nothing was measured; without a budget there are none.
+    """
 
     candidates: list[Candidate]
+    fresh: list[Candidate]
     refused: list[Candidate]
     able: list[_Prober]
     profile: Profile
 
+    @property
+    def everywhere(self) -> list[Candidate]:
+        """All candidates, in either process."""
+        return [*self.candidates, *self.fresh]
+
 
 @dataclass(frozen=True)
 class _Search:
-    """Measures probes of strategies and collects their proposals."""
+    """Measures probes of strategies and collects their proposals.
+
+    Attributes:
+        resting_bytes: what is in memory before any probe is made, which a fresh process has, too; None if training must
+            run in this process.
+    """
 
     question: PlanningInput
     measuring: MeasurementContext
     runs: Sequence[PastRun]
+    resting_bytes: int | None
+
+    @classmethod
+    def of(cls, question: PlanningInput, measuring: MeasurementContext, runs: Sequence[PastRun]) -> _Search:
+        """The search, before anything is measured."""
+        budget = question.budget
+        fresh = question.fresh and budget.devices == 1 and question.hardware.device == "cpu"
+        resting = measuring.resting_bytes() if fresh and budget.memory_bytes is not None else None
+        return cls(question, measuring, runs, resting)
 
     def propose(self, strategies: Sequence[Strategy], known: Profile, before: _Proposals | None = None) -> _Proposals:
         """Measure what strategies still need; earlier strategies propose again with the remaining headroom."""
@@ -168,12 +236,39 @@ class _Search:
             refused, able = [*before.refused, *refused], [*before.able, *able]
         with self.measuring.limit.allow_address_space(META_PASS_BYTES):
             profile = replace(profile, units=unit_stats(chain))
-            found = list(refused)
+            here, fresh = list(refused), list(refused)
             for strategy, probes in able:
-                factors, own = correction(self.runs, strategy.name, workload), alone(profile, probes)
-                trained = without_others(profile, probes)
-                found += candidates_of(strategy, workload, trained, hardware, self.question.budget, factors, own)
-        return _Proposals(found, refused, able, profile)
+                own = alone(profile, probes)
+                here += self._candidates(strategy, without_others(profile, probes), own)
+                if self.resting_bytes is not None:
+                    fresh += self._candidates(strategy, in_fresh_process(profile, probes, self.resting_bytes), own)
+        return _Proposals(here, fresh, refused, able, profile)
+
+    def _candidates(self, strategy: Strategy, profile: Profile, own: Profile) -> list[Candidate]:
+        workload, hardware, budget = self.question.workload, self.question.hardware, self.question.budget
+        factors = correction(self.runs, strategy.name, workload)
+        return candidates_of(strategy, workload, profile, hardware, budget, factors, own)
+
+    def profile_of(self, proposals: _Proposals, choice: Candidate | None, *, fresh: bool) -> Profile:
+        """The profile of the process that trains the choice, ``fresh`` or this one."""
+        probes = next((made for each, made in proposals.able if choice and each.name == choice.strategy), None)
+        if probes is None:
+            return proposals.profile
+        if fresh and self.resting_bytes is not None:
+            return in_fresh_process(proposals.profile, probes, self.resting_bytes)
+        return without_others(proposals.profile, probes)
+
+    def may_fit_alone(self, plan: Plan) -> tuple[str, ...]:
+        """Strategies that were refused, and may fit where no other one was measured, if the choice trains for long.
+
+        A strategy whose measurements were refused has an estimate of its smallest budget, and no time.
+        """
+        choice, budget = plan.choice, plan.budget.memory_bytes
+        if budget is None or choice is None or choice.predicted is None or choice.predicted.seconds < LONG_SECONDS:
+            return ()
+        refused = (each for each in plan.candidates if not each.feasible and each.smallest_bytes is not None)
+        near = (each.strategy for each in refused if (each.smallest_bytes or 0) <= NEAR * budget)
+        return tuple(dict.fromkeys(near))
 
 
 def _in_turn(question: PlanningInput, strategies: Sequence[Strategy]) -> tuple[list[Strategy], list[Strategy]]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 FIRST_GROWTH = 3_000_000
 """Lower bound on the memory that profiling leaves, in addition to that of the probes (:func:`alone`)."""
+STARTED_GROWTH = 1_000_000
+"""Memory that a process takes in which nothing is measured, from a run's files to its first batch."""
 ALMOST_ALL = 0.95
 """Share of a batch size's kernels from which what a probe left counts as all of them: two processes differ a little."""
 
@@ -116,9 +118,7 @@ class _Session:
 
     def _has_kernels(self, line: ProbeLine, probe: Probe) -> bool:
         """Whether the base counts the kernels of the only batch size that another process measured."""
-        if not probe.kernels or len(line.points) > 1:
-            return False
-        return self.expected.get(probe.name, 0) >= ALMOST_ALL * line.shape_bytes
+        return _counts_kernels(line, probe, self.expected.get(probe.name, 0))
 
     def _take_tensors(self, probe: TensorProbe) -> None:
         """Measure every operator of a network, for tensors of any shape."""
@@ -224,6 +224,28 @@ def without_others(profile: Profile, probes: Sequence[Probe | TensorProbe]) -> P
     names = {probe.name for probe in probes}
     others = sum(size for name, size in profile.expected.items() if name not in names)
     return replace(profile, base_bytes=max(profile.base_bytes - others, 0))
+
+
+def in_fresh_process(profile: Profile, probes: Sequence[Probe | TensorProbe], resting_bytes: int) -> Profile:
+    """The profile with the base of a process that trains what these probes measure, and has measured nothing.
+
+    Its base is ``resting_bytes``, with data and network in memory, and what training leaves at one batch size. Kernels
+    of other sizes, and what measuring allocated in the heap and cannot return, are not part of it.
+    """
+    lines, left = dict(profile.lines), 0
+    for probe in probes:
+        line = lines.get(probe.name)
+        by_size = 0 if line is None or probe.name in profile.expected else int(line.sizes_bytes)
+        mine = max(profile.left.get(probe.name, 0) - by_size, 0)
+        left += mine
+        if line is not None and isinstance(probe, Probe):
+            lines[probe.name] = replace(line, elsewhere=not _counts_kernels(line, probe, mine))
+    return replace(profile, lines=lines, base_bytes=resting_bytes + STARTED_GROWTH + left, expected={})
+
+
+def _counts_kernels(line: ProbeLine, probe: Probe, left_bytes: int) -> bool:
+    """Whether what a probe left in another process has all kernels of the only batch size that it was measured at."""
+    return bool(probe.kernels) and len(line.points) == 1 and left_bytes >= ALMOST_ALL * line.shape_bytes
 
 
 def alone(profile: Profile, probes: Sequence[Probe | TensorProbe]) -> Profile:

@@ -30,6 +30,7 @@ def prepare_process(threads, waiting):
 class FakePlan:
     def __init__(self, request):
         self.request = request
+        self.fresh = request.model.model == "fresh"
         workload = Workload("m", "d", (1, 8, 8), 10, 100, 10, 10)
         alone = request.strategy.strategy != "auto"
         fits = request.model.model != "too-big" and (request.model.model != "fits-alone" or alone)
@@ -47,6 +48,9 @@ class FakePlan:
         failed = Trial("tiled", 8, 1, 100, 9, 1.0, error="no [room].")
         return [Trial("backprop", 8 * steps, 1, 100, 90, 1.0, 80, 2.0), failed]
 
+    def begin(self):
+        return Path("runs/begun")
+
     def run(self, subscribers=()):
         run_dir = self.request.machine.out or "runs/fake"
         started = RunStarted(run_dir, "backprop", "m", "d", 100, True, COST)
@@ -56,8 +60,9 @@ class FakePlan:
         return record(run_dir, {"request": self.request.to_json(), "threads": prepared})
 
 
-def plan_request(request, subscribers=(), *, measures="all"):
+def plan_request(request, subscribers=(), *, measures="all", fresh=False):
     assert isinstance(request, Request) and prepared, "the process must be prepared before planning"
+    assert fresh is ("WORLD_SIZE" not in os.environ), "processes of a launch train where they plan"
     return FakePlan(request)
 
 

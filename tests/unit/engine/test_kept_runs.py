@@ -10,7 +10,7 @@ def run_in(memory):
     import snugfit
 
     planned = snugfit.plan(
-        *("resnet20", "digits", snugfit.Budget(memory=memory)), strategy="backprop", image_size=32, max_train=300,
+        *("resnet20", "digits", snugfit.Budget(memory=memory)), strategy="backprop", image_size=32, max_train=480,
         max_val=40, batch_size=32, epochs=2, threads=1, profile_cache="off",
     )  # fmt: skip
     (phase,) = planned.plan.choice.predicted.phases
@@ -25,7 +25,7 @@ def run_in_budgets():
     snugfit.prepare_process(1)
     free = run_in(None)
     least = free[2] - free[0]
-    return [free, run_in(int(least * 1.4)), run_in(int(least * 1.22) + 4_200_000)]
+    return [free, run_in(int(least * 1.54)), run_in(int(least * 1.5))]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the thresholds are glibc's")

@@ -95,7 +95,7 @@ def test_every_strategy_is_planned_alone_then_leaner_and_at_last_exact_ones_with
     assert retries("backprop", "tiled")[-3:] == [*small, *rounded], "tiled keeps its weights in float32"
 
 
-def exact_retries(aim, *fits, few=None, tracks=False, **options):
+def exact_retries(aim, *fits, few=None, tracks=False, alone=(), **options):
     names = ("backprop", "checkpoint", "tiled")
     refused = [Candidate(name, False, smallest_bytes=60 * MB, exact=True) for name in names if name not in fits]
     exact = {name: name in names for name in fits}
@@ -107,7 +107,8 @@ def exact_retries(aim, *fits, few=None, tracks=False, **options):
     plan = Plan(WORKLOAD, Budget("50MB"), HARDWARE, (*fitting, *refused), 0, aim)
     request = Request.of(**{"memory": "50MB", **options})
     profile = Profile((UnitStats("unit", 1, 4, 1, (2,), 8, 8, tracks=tracks),))
-    planned = SimpleNamespace(assembly=SimpleNamespace(request=request), plan=plan, profile=profile)
+    assembly = SimpleNamespace(request=request)
+    planned = SimpleNamespace(assembly=assembly, plan=plan, profile=profile, may_fit_alone=alone)
     return [
         each.strategy.strategy + (" by whole batches" if each.strategy.batch_norm == "exact" else "")
         for each in retry_requests(planned)
@@ -120,6 +121,15 @@ def test_exact_strategies_are_planned_alone_if_accuracy_is_the_aim_and_what_fits
     assert exact_retries("accuracy", "blockwise", strategy="blockwise") == []
     assert exact_retries("accuracy", "blockwise", memory=None) == []
     assert exact_retries("accuracy", "elastic", tracks=True) == [], "it is how to fine-tune on few images"
+
+
+def test_what_may_fit_alone_is_planned_alone_whatever_the_aim():
+    assert exact_retries("time", "blockwise", alone=("backprop",)) == ["backprop"]
+    assert exact_retries("accuracy", "blockwise", alone=("backprop", "elastic")) == [
+        "backprop",
+        "elastic",
+        "checkpoint",
+    ]
 
 
 def test_norms_by_whole_batches_are_planned_where_exact_strategies_are_refused_or_see_few_images():

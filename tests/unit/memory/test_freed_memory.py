@@ -12,6 +12,8 @@ from snugfit.memory.process import MMAP_THRESHOLD_BYTES
 MB = 10**6
 NOTHING = (MMAP_THRESHOLD_BYTES, None)
 ALL = (LEVELS[-1].threshold_bytes, KEEP_ALL_BYTES)
+TO_ALL = 2 * (len(LEVELS) - 1)
+"""Steps until everything is kept."""
 
 
 @pytest.fixture
@@ -60,13 +62,13 @@ def test_without_room_nothing_is_kept(allowed, calls):
 
 
 def test_nothing_is_kept_any_more_if_the_peak_comes_close_to_what_is_allowed(calls):
-    freed = after_steps(*[100 * MB] * 8, 189 * MB, 191 * MB, *[100 * MB] * 6, allowed=200 * MB)
+    freed = after_steps(*[100 * MB] * TO_ALL, 189 * MB, 191 * MB, *[100 * MB] * 6, allowed=200 * MB)
     levels = [(level.threshold_bytes, KEEP_ALL_BYTES) for level in LEVELS[1:]]
     assert calls == [NOTHING, *levels, NOTHING, "trim"] and not freed.keeps
 
 
 def test_the_next_epoch_goes_on_with_what_the_last_one_found_and_the_next_phase_begins_anew(calls):
-    freed = after_steps(*[100 * MB] * 8, allowed=1000 * MB)
+    freed = after_steps(*[100 * MB] * TO_ALL, allowed=1000 * MB)
     assert not freed.keeps
     calls.clear()
     with freed.kept():
@@ -78,7 +80,7 @@ def test_the_next_epoch_goes_on_with_what_the_last_one_found_and_the_next_phase_
 
 
 def test_nothing_stays_after_an_error(calls):
-    freed = after_steps(*[100 * MB] * 8, allowed=1000 * MB)
+    freed = after_steps(*[100 * MB] * TO_ALL, allowed=1000 * MB)
     calls.clear()
     with pytest.raises(RuntimeError), freed.kept():
         raise RuntimeError
@@ -92,7 +94,7 @@ def steps_of_one_mebibyte():
     import torch
 
     from snugfit.memory import prepare_process, read_status
-    from snugfit.memory.freed_memory import FreedMemory
+    from snugfit.memory.freed_memory import LEVELS, FreedMemory
 
     def step():
         return [torch.ones(2**18) for _ in range(16)]
@@ -108,7 +110,7 @@ def steps_of_one_mebibyte():
     freed.begin(10**9)
     with freed.kept():
         without = faults()
-        for _ in range(8):
+        for _ in range(2 * (len(LEVELS) - 1)):
             freed.after_step(20 * 10**6)
         step()
         kept = faults()

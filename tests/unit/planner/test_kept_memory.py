@@ -44,7 +44,7 @@ def test_without_a_budget_every_phase_may_grow_by_the_most():
 def test_a_budget_holds_what_is_kept(budget):
     phase = planned(budget * MB).choice.predicted.phases[0]
     assert phase.peak_bytes == 100 * MB + phase.kept_bytes <= max(budget * 0.95 - 4, 100) * MB
-    assert (phase.kept_bytes > 0) == (budget >= 119), "6 % more, 5 % of the budget, and kernels of 4.2 MB"
+    assert (phase.kept_bytes > 0) == (budget >= 142), "30 % more, 5 % of the budget, and kernels of 4.2 MB"
     assert (phase.peak_bytes == 100 * MB * MOST_GROWTH) == (budget >= 152)
 
 
@@ -59,7 +59,7 @@ def test_otherwise_peaks_stay_as_they_are(changes):
 @pytest.mark.parametrize("budget", [None, 10**9])
 def test_half_of_the_free_memory_bounds_what_is_kept(budget):
     assert planned(budget, free=190 * MB).choice.predicted.peak_bytes == 100 * MB
-    assert planned(budget, free=242 * MB).choice.predicted.peak_bytes == 120 * MB, "2 MB of it are left out"
+    assert planned(budget, free=272 * MB).choice.predicted.peak_bytes == 135 * MB, "2 MB of it are left out"
 
 
 def test_another_malloc_keeps_nothing(monkeypatch):

@@ -81,14 +81,89 @@ def made_up(name, costs=(), reasons=(), smallest=None, refusal=(), exact=False):
     return Strategy()
 
 
-def run(*strategies, budget=BUDGET, told=None, aim="time", runs=(), workload=None, compares=True, **more):
+def searched(*strategies, budget=BUDGET, told=None, aim="time", runs=(), workload=None, meter=None, **more):
     chain = Chain.from_module(
         nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)).to("meta"), (3, 4, 4)
     )
     events = [] if told is None else told
-    measuring = MeasurementContext(Still(), Still(), lambda *event: events.append(event))
-    question = PlanningInput(workload or WORKLOAD, chain, HARDWARE, budget, aim, compares)
+    measuring = MeasurementContext(meter or Still(), Still(), lambda *event: events.append(event))
+    asked = {name: more.pop(name) for name in ("compares", "fresh") if name in more}
+    question = PlanningInput(workload or WORKLOAD, chain, HARDWARE, budget, aim, **asked)
     return search(question, StrategySelection(strategies, **more), measuring, runs)
+
+
+def run(*strategies, **more):
+    found = searched(*strategies, **more)
+    return found.plan, found.profile
+
+
+class Growing(Still):
+    """A process that takes 30 MB once its memory was looked at: what preparing and measuring leave."""
+
+    current_bytes = -30 * MB
+
+    def restart(self):
+        self.current_bytes = min(self.current_bytes + 30 * MB, 30 * MB)
+
+    def mark(self):
+        return self.current_bytes + 1000
+
+
+def by_base(name, *steps, exact=False):
+    """A strategy whose settings are the largest of some steps, in MB, that the budget holds beside the base."""
+    strategy = made_up(name, exact=exact)
+
+    def propose(self, workload, profile, hardware, budget):
+        room = budget.memory_bytes - profile.base_bytes
+        fitting = [step for step in steps if step * MB <= room]
+        yield from (replace(self, setting=step) for step in fitting[-1:])
+
+    def estimate(self, workload, profile, hardware):
+        return Cost(profile.base_bytes + self.setting * MB, 1.0, 1000.0 / self.setting)
+
+    def shortfall(self, workload, profile, hardware, budget):
+        return Shortfall(("too little",), profile.base_bytes + min(steps) * MB)
+
+    type(strategy).propose, type(strategy).estimate, type(strategy).shortfall = propose, estimate, shortfall
+    return strategy
+
+
+def test_a_fresh_process_trains_what_memory_left_by_measuring_has_no_room_for():
+    strategies = [by_base("a", 20, 60, 80), by_base("b", 10)]
+    here = searched(*strategies, meter=Growing())
+    assert not here.fresh and here.plan.choice.settings["setting"] == 60
+    there = searched(*strategies, meter=Growing(), fresh=True)
+    assert there.fresh and there.plan.choice.settings["setting"] == 80 and len(there.plan.candidates) == 2
+    assert there.profile.base_bytes < 20 * MB < here.profile.base_bytes == 30 * MB
+    assert there.plan.choice.predicted.peak_bytes == there.profile.base_bytes + 80 * MB <= 100 * MB
+
+
+@pytest.mark.parametrize(
+    "changes", [{"fresh": False}, {"budget": Budget()}, {"budget": Budget("100MB", devices=2)}, {"meter": Still()}]
+)
+def test_training_stays_where_it_was_planned_if_that_changes_nothing_or_cannot_be(changes):
+    strategies = [made_up("a", [(50 * MB, 9, 0)])]
+    assert not searched(*strategies, **{"meter": Growing(), "fresh": True, **changes}).fresh
+    steps = by_base("a", 60, 80) if changes.get("budget", BUDGET).memory_bytes else strategies[0]
+    assert not searched(steps, **{"meter": Growing(), "fresh": True, **changes}).fresh
+
+
+def test_what_fits_in_a_fresh_process_only_is_feasible_and_needs_no_last_resort():
+    found = searched(by_base("a", 88), meter=Growing(), fresh=True, standby=(made_up("tiled"),))
+    assert found.fresh and found.plan.choice.settings["setting"] == 88
+    assert "measured only where nothing else fits" in found.plan.candidates[-1].reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "smallest", "found"),
+    [(600, 165, ("refused",)), (599, 165, ()), (600, 166, ()), (600, None, ())],
+)
+def test_what_was_refused_is_planned_alone_if_that_is_worth_it(seconds, smallest, found):
+    lacking = None if smallest is None else smallest * MB
+    refused = made_up("refused", reasons=["too little"], smallest=lacking)
+    chosen = made_up("chosen", [(MB, seconds, 0)])
+    assert searched(chosen, refused).may_fit_alone == found
+    assert searched(chosen, refused, budget=Budget()).may_fit_alone == ()
 
 
 def test_feasible_ones_first_and_the_fastest_of_them_first():

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from probe_samples import Machine, probe
 
+from snugfit._core.profile import Profile
 from snugfit.profiling import Probe
 from snugfit.profiling.measurement_cache import Measurements
-from snugfit.profiling.measuring import measure_probes, without_others
+from snugfit.profiling.measuring import STARTED_GROWTH, in_fresh_process, measure_probes, without_others
 
 
 def test_what_another_process_measured_counts_with_what_it_left_in_memory(tmp_path):
@@ -95,3 +96,38 @@ def test_what_another_strategy_left_elsewhere_does_not_count_to_this_one(tmp_pat
     _, again = profile(Measurements(tmp_path))
     assert again.base_bytes == 1080
     assert [without_others(again, [probe]).base_bytes for probe in probes] == [1050, 1030]
+
+
+def test_a_fresh_process_has_what_training_leaves_and_nothing_that_measuring_left(tmp_path):
+    """At 2 and 8 images kernels take 10 each; 30 are left by the other strategy, and 20 by preparing both."""
+    machine = Machine(budget=3000)
+    machine.kept += 20
+
+    def leaving(name, size):
+        def build():
+            machine.kept += size
+            taken = set()
+
+            def step(batch):
+                machine.kept += 10 * (batch not in taken)
+                taken.add(batch)
+                return machine.take(batch)
+
+            return step
+
+        return Probe(name, build, lambda batch: 1, 8, same=name)
+
+    probes = [leaving("a", 5), leaving("b", 30)]
+    here = measure_probes(probes, machine, machine, lambda *_: None)
+    fresh = in_fresh_process(here, probes[:1], 700)
+    first = here.left["a"] - here.lines["a"].sizes_bytes
+    assert here.lines["a"].sizes_bytes == 10 and first == 15 and here.base_bytes > 1000 + 15 + 30
+    assert fresh.base_bytes == 700 + STARTED_GROWTH + first
+    assert fresh.lines["a"].elsewhere and fresh.lines["b"] == here.lines["b"] and not here.lines["a"].elsewhere
+    assert fresh.lines["a"].bytes_at(8) == here.lines["a"].bytes_at(8) + 10, "kernels of the batch size are new there"
+
+
+def test_what_another_process_measured_leaves_as_much_in_a_fresh_one(tmp_path):
+    probes = [Probe("a", lambda: Machine(budget=3000).take, lambda batch: 1, 8, same="a")]
+    profile = Profile((), base_bytes=900, left={"a": 40}, expected={"a": 40})
+    assert in_fresh_process(profile, probes, 500).base_bytes == 500 + STARTED_GROWTH + 40
