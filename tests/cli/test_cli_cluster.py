@@ -11,6 +11,7 @@ import time
 
 import psutil
 import pytest
+from command_line import start
 
 from snugfit._cli import app, hosts, launch, launcher
 from snugfit._core.hardware import Cluster
@@ -217,8 +218,7 @@ def make(classes):
 
 
 def started(folder, *tokens):
-    command = [sys.executable, "-m", "snugfit", "cluster", "launch", "--processes", "2", "--timeout", "3s", *tokens]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return start("cluster", "launch", "--processes", "2", "--timeout", "3s", *tokens, cwd=folder)
 
 
 def test_both_processes_run_and_what_cannot_get_better_is_not_tried_again(tmp_path):

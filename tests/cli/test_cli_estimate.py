@@ -5,18 +5,14 @@ import subprocess
 import sys
 
 import pytest
+from command_line import snug
 
 CALL = "import sys; from snugfit._cli import app; print(app.run(sys.argv[1:]), 'torch' in sys.modules)"
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=200, check=False)
-
-
-def test_an_estimate():
-    outcome = run("-m", "snugfit", "estimate", "--model", "smallconv", "--input-shape", "1x8x8", "--batch-size", "4,8",
-                  "--json")  # fmt: skip
-    assert outcome.returncode == 0, outcome.stderr
+def test_an_estimate(tmp_path):
+    small = ["--model", "smallconv", "--input-shape", "1x8x8", "--batch-size", "4,8"]
+    outcome = snug("estimate", *small, "--json", cwd=tmp_path)
     found = json.loads(outcome.stdout)
     assert [step["batch_size"] for step in found["steps"]] == [4, 8]
     assert all(sum(step["at_peak"].values()) == step["peak_bytes"] for step in found["steps"])
@@ -25,9 +21,9 @@ def test_an_estimate():
     )
 
 
-def test_a_model_that_does_not_run_on_the_shape():
-    outcome = run("-m", "snugfit", "estimate", "--model", "vit_b_16", "--input-shape", "3x8x8")
-    assert outcome.returncode == 4 and outcome.stdout == ""
+def test_a_model_that_does_not_run_on_the_shape(tmp_path):
+    outcome = snug("estimate", "--model", "vit_b_16", "--input-shape", "3x8x8", cwd=tmp_path, code=4)
+    assert outcome.stdout == ""
     assert "a multiple of 16 pixels, not 8" in outcome.stderr
 
 
@@ -41,6 +37,7 @@ def test_a_model_that_does_not_run_on_the_shape():
     ],
 )
 def test_usage_errors_come_before_torch(flags, text):
-    outcome = run("-c", CALL, "estimate", *flags)
+    command = [sys.executable, "-c", CALL, "estimate", *flags]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert outcome.stdout.split() == ["2", "False"]
     assert text in outcome.stderr

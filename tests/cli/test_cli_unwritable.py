@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import command_line
 import fake_runs
 import pytest
 
@@ -32,10 +32,7 @@ def run(tmp_path: Path) -> Iterator[Path]:
 def unprivileged(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command as somebody who may not write everywhere."""
     libc = ctypes.CDLL(None)
-    return subprocess.run(
-        [sys.executable, "-m", "snugfit", *words], cwd=folder, capture_output=True, text=True, check=False,
-        preexec_fn=lambda: libc.prctl(DROP, OVERRIDE, 0, 0, 0),
-    )  # fmt: skip
+    return command_line.run(*words, cwd=folder, preexec_fn=lambda: libc.prctl(DROP, OVERRIDE, 0, 0, 0))
 
 
 @pytest.mark.parametrize("used_before", [False, True])

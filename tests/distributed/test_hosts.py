@@ -3,22 +3,20 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from benchmarks import netns
 from benchmarks.hostfaults import Trial, epochs, harm, leftovers, run_trial, started
+from command_line import NETWORKS, run, snug
 from safetensors.torch import load_file
 
 from snugfit._core.hardware import Cluster
 
 REASON = netns.why_not()
 pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(300)]
-NETS = str(Path(__file__).parents[1] / "conformance")
 TRAIN = (
     "train", "--model", "tiny_nets:cnn", "--data", "digits", "--image-size", "16", "--max-train", "96", "--max-val",
     "40", "--batch-size", "32", "--seed", "3", "--threads", "1", "--out", "run", "--quiet",
@@ -30,11 +28,8 @@ def test_doctor_measures_what_the_links_were_made_for(tmp_path):
         there = {"python": sys.executable, "directory": str(tmp_path)}
         hosts = [{"address": each.address, **there} for each in made]
         (tmp_path / "cluster.yaml").write_text(json.dumps({"hosts": hosts}))
-        command = [sys.executable, "-m", "snugfit", "cluster", "doctor", "--hosts", "cluster.yaml", "--json"]
         environment = {**os.environ, **netns.ssh_into(made, tmp_path)}
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-        )
+        done = run("cluster", "doctor", "--hosts", "cluster.yaml", "--json", cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     found = Cluster.from_json(json.loads(done.stdout))
     rates = [link.bytes_per_second * 8 / 1e6 for link in found.links]
@@ -62,14 +57,10 @@ def test_training_goes_on_after_a_fault(tmp_path, fault):
 
 def test_a_run_that_loses_a_host_ends_with_the_weights_of_one_process(tmp_path, monkeypatch):
     """Its tiles are cut anew for the hosts that are left, and it goes on from the last checkpoint."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([NETS, os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", str(NETWORKS), prepend=os.pathsep)
     alone = tmp_path / "alone"
     alone.mkdir()
-    subprocess.run(
-        [sys.executable, "-m", "snugfit", *TRAIN, "--epochs", "4", "--lr", "0.002", "--strategy", "backprop"],
-        cwd=alone,
-        check=True,
-    )
+    snug(*TRAIN, "--epochs", "4", "--lr", "0.002", "--strategy", "backprop", cwd=alone)
     with netns.hosts(3) as made:
         launch = started(
             made, tmp_path, "--timeout", "4s", "--", *TRAIN, "--epochs", "4", "--lr", "0.002", "--strategy", "tiled"
@@ -114,7 +105,7 @@ print("attacked", len(keys), flush=True)
 
 def test_an_outsider_who_reaches_the_port_runs_no_code(tmp_path, monkeypatch):
     """torch's c10d rendezvous unpickles what the store holds; here every key of it is overwritten with a pickle."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([NETS, os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", str(NETWORKS), prepend=os.pathsep)
     with netns.hosts(3) as made:
         options = ("--timeout", "4s", "--max-restarts", "1", "--")
         launch = started(made[:2], tmp_path, *options, *TRAIN, "--strategy", "tiled", "--epochs", "100000")

@@ -1,33 +1,21 @@
 """Whole runs over several processes: the same weights as one process ends with, also after some were lost."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from command_line import start
 from safetensors.torch import load_file
 
-NETS = str(Path(__file__).parents[1] / "conformance")
 TRAIN = (
     "train", "--model", "tiny_nets:cnn", "--data", "digits", "--image-size", "16", "--max-train", "96", "--max-val",
     "40", "--batch-size", "32", "--seed", "3", "--threads", "1",
 )  # fmt: skip
 LAUNCH = ("cluster", "launch", "--timeout", "5s")
 TILED = ("--strategy", "tiled")
-
-
-def started(folder, *arguments):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([NETS, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "snugfit", *arguments]
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
 
 
 def ended(process, code=0):
@@ -37,7 +25,7 @@ def ended(process, code=0):
 
 
 def trained(folder, *arguments):
-    ended(started(folder, *arguments))
+    ended(start(*arguments, cwd=folder))
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +76,7 @@ def test_all_processes_evaluate_the_kept_weights(tmp_path, options):
     trained(tmp_path, *launch, *TRAIN, *TILED, *unsteady, "--out", "run", *options)
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert record["kept"]["epoch"] < 7 and record["kept"]["val_accuracy"] == record["accuracy"]["val"]
-    alone = started(tmp_path, "evaluate", "run", "--json")
+    alone = start("evaluate", "run", "--json", cwd=tmp_path)
     assert json.loads(alone.communicate(timeout=240)[0])["accuracy"] == record["accuracy"]["test"]
 
 
@@ -118,7 +106,7 @@ def lose(launch, rank, number, run, epoch):
 def test_a_launch_that_loses_a_process_starts_again_and_goes_on(tmp_path, alone, rank, number, rest):
     """From the last checkpoint, with the weights in the end of a run that lost nobody."""
     launch = (*LAUNCH, "--processes", "2", "--max-restarts", "2", "--")
-    process = started(tmp_path, *launch, *TRAIN, *TILED, "--rest", rest, "--epochs", "2", "--out", "run")
+    process = start(*launch, *TRAIN, *TILED, "--rest", rest, "--epochs", "2", "--out", "run", cwd=tmp_path)
     lose(process, rank, number, tmp_path / "run", 0)
     ended(process)
     assert_near(load_file(tmp_path / "run" / "model.safetensors"), alone)
@@ -128,10 +116,11 @@ def test_a_launch_that_loses_a_process_starts_again_and_goes_on(tmp_path, alone,
 def test_a_run_that_lost_a_process_for_good_goes_on_with_those_that_are_left(tmp_path, alone):
     """The lost one is named; whoever takes the run up cuts it anew for as many as there are, or one."""
     launch = (*LAUNCH, "--processes", "3", "--max-restarts", "0", "--")
-    process = started(tmp_path, *launch, *TRAIN, *TILED, "--epochs", "2", "--out", "run")
+    process = start(*launch, *TRAIN, *TILED, "--epochs", "2", "--out", "run", cwd=tmp_path)
     lose(process, 2, signal.SIGKILL, tmp_path / "run", 0)
     told = ended(process, 8)
     assert "rank 2: the train process was killed by SIGKILL" in told
-    again = started(tmp_path, *LAUNCH, "--processes", "2", "--max-restarts", "0", "--", "train", "--resume", "run")
+    resumed = ("--processes", "2", "--max-restarts", "0", "--", "train", "--resume", "run")
+    again = start(*LAUNCH, *resumed, cwd=tmp_path)
     assert "3 processes are 2 now" in ended(again)
     assert_near(load_file(tmp_path / "run" / "model.safetensors"), alone)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command_line import refusal, snug
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -30,7 +29,6 @@ from snugfit.errors import (
     UsageError,
 )
 
-NETWORKS = Path(__file__).parents[1] / "conformance" / "tiny_nets.py"
 SMALL = {"max_train": 64, "max_val": 20, "image_size": 16, "batch_size": 32, "epochs": 1, "strategy": "elastic"}
 
 
@@ -44,17 +42,10 @@ def plan(module: nn.Module | None = None, **options: Any) -> Any:
     return snugfit.plan(net() if module is None else module, "digits", **{**SMALL, **options})
 
 
-def snug(folder: Path, **options: Any) -> tuple[int, str]:
-    """Run `snugfit train` in a folder; its exit code and the last lines of stderr."""
-    (folder / "tiny_nets.py").write_text(NETWORKS.read_text())
+def train(**options: Any) -> list[str]:
+    """The arguments of a run."""
     chosen = {**SMALL, "data": "digits", "model": "tiny_nets:cnn", "threads": 1, **options}
-    flags = [part for name, value in chosen.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    done = subprocess.run(
-        [sys.executable, "-m", "snugfit", "train", *flags], cwd=folder, capture_output=True, text=True, timeout=200,
-        check=False,
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr
-    return done.returncode, "\n".join([line for line in done.stderr.splitlines() if line.strip()][-3:])
+    return ["train", *(part for name, value in chosen.items() for part in (f"--{name.replace('_', '-')}", str(value)))]
 
 
 def test_a_time_ratio_that_is_too_small_names_one_that_works(tmp_path: Path, steady_times: None) -> None:
@@ -70,9 +61,8 @@ def test_a_time_ratio_that_is_too_small_names_one_that_works(tmp_path: Path, ste
 
 
 def test_it_is_told_on_the_command_line(tmp_path: Path) -> None:
-    code, said = snug(tmp_path, time_ratio=0.01)
-    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert code == 3 and re.search(r"Smallest time ratio that would do: 0\.\d+", line), said
+    said = refusal(*train(time_ratio=0.01), cwd=tmp_path, code=3)
+    assert re.search(r"Smallest time ratio that would do: 0\.\d+", said.splitlines()[0]), said
 
 
 @pytest.mark.parametrize(
@@ -119,10 +109,8 @@ def test_options_that_cannot_be(tmp_path: Path, options: dict[str, Any], said: s
 
 
 def test_bad_options_on_the_command_line(tmp_path: Path) -> None:
-    code, said = snug(tmp_path, scheme="fulll")
-    assert code == 2 and "full" in said
-    code, said = snug(tmp_path, time_ratio=0.5, scheme="full")
-    assert code == 2 and "--time-ratio" in said
+    assert "full" in refusal(*train(scheme="fulll"), cwd=tmp_path, code=2)
+    assert "--time-ratio" in refusal(*train(time_ratio=0.5, scheme="full"), cwd=tmp_path, code=2)
 
 
 def test_weights_of_another_architecture_are_refused(tmp_path: Path, steady_times: None) -> None:
@@ -192,9 +180,8 @@ def test_a_memory_budget_that_is_too_small_names_one_that_works(
 ) -> None:
     options: dict[str, Any] = {"model": model, "image_size": 16, "scheme": scheme}
     options |= {"time_ratio": 1.0} if scheme == "elastic" else {}
-    code, said = snug(tmp_path, memory=memory, **options)
+    said = refusal(*train(memory=memory, **options), cwd=tmp_path, code=InfeasibleBudgetError.exit_code)
     found = re.search(r"Smallest budget that would do: ([\d.]+) (MB)", said)
-    assert code == InfeasibleBudgetError.exit_code and found is not None, said
-    code, said = snug(tmp_path, memory=f"{found[1]}{found[2]}", out=tmp_path / "run", **options)
-    assert code == 0, said
+    assert found is not None, said
+    snug(*train(memory=f"{found[1]}{found[2]}", out=tmp_path / "run", **options), cwd=tmp_path)
     assert (tmp_path / "run" / "model.safetensors").exists()

@@ -7,18 +7,17 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from command_line import NETWORKS, start
 
 import snugfit
 from snugfit._training.events import EpochDone, Event
 from snugfit.errors import InterruptedRunError, SnugfitError
 
-NETWORKS = Path(__file__).parents[1] / "conformance"
 SMALL = {"image_size": 16, "max_train": 96, "max_val": 40, "batch_size": 16}
 
 
@@ -37,10 +36,7 @@ class Command:
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.errors = folder / f"stderr{len(list(folder.glob('stderr*')))}"
         with self.errors.open("w") as stderr:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "snugfit", *arguments], cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(NETWORKS), os.environ.get("PYTHONPATH", "")])},
-            )  # fmt: skip
+            self.process = start(*arguments, cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr)
 
     def when(self, condition: Callable[[], bool], seconds: float = 120.0) -> Command:
         """Wait until something holds, while the command runs."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import run
 
 from snugfit._core.amounts import parse_bytes
 from snugfit.errors import InfeasibleBudgetError
@@ -21,8 +20,7 @@ RUN = [
 
 def train(folder: Path, memory: str, *more: str) -> tuple[int, dict[str, Any]]:
     """Exit code and output of a run in a process of its own, in which nothing was left behind before."""
-    command = [sys.executable, "-m", "snugfit", "train", *RUN, *more, "--memory", memory, "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run("train", *RUN, *more, "--memory", memory, "--out", str(folder))
     return done.returncode, json.loads(done.stdout)
 
 

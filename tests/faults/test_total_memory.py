@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from command_line import start
 
 from snugfit._core.machine_memory import counts
 from snugfit.errors import InfeasibleBudgetError
@@ -31,11 +31,6 @@ RUN = [
 ]  # fmt: skip
 
 
-def start(*flags: str, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "snugfit", "train", *flags]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
-
-
 def private_bytes(root: int) -> int:
     """Private memory of a process and all below it, as the kernel counts what is written to."""
     found = 0
@@ -49,7 +44,7 @@ def private_bytes(root: int) -> int:
 def watched(*flags: str, **options: Any) -> tuple[int, dict[str, Any], int]:
     """Exit code, output, and the largest sum over all processes that was seen from outside."""
     highest = 0
-    with start(*flags, **options) as process:
+    with start("train", *flags, **options) as process:
         while process.poll() is None:
             highest = max(highest, private_bytes(process.pid))
             time.sleep(0.01)
@@ -123,7 +118,7 @@ def test_auto_stays_within_the_control_group_and_nothing_is_killed(tmp_path):
 
 def test_a_resumed_run_keeps_the_total_of_its_plan(tmp_path):
     folder = tmp_path / "run"
-    process = start(*RUN, "--epochs", "15", "--total-memory", "450MB", "--out", str(folder))
+    process = start("train", *RUN, "--epochs", "15", "--total-memory", "450MB", "--out", str(folder))
     while process.poll() is None and not list(folder.glob("checkpoint/*")):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
