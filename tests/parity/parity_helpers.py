@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from itertools import count as numbers
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -15,7 +18,10 @@ from snugfit._core.option_groups import DataOptions, ModelOptions, TrainingOptio
 from snugfit._core.request import Request, StrategyOptions
 from snugfit._core.serial import from_data, to_data
 from snugfit._engine.builder import assemble
+from snugfit._training.events import Event, StepDone
 from snugfit._training.statistics import images_for
+from snugfit._training.stopping import StopFlag
+from snugfit.errors import InterruptedRunError
 from snugfit.strategies.blockwise.strategy import Blockwise
 
 
@@ -71,6 +77,18 @@ def in_blocks(plan: RunnablePlan, *blocks: tuple[int, int, int]) -> RunnablePlan
     cost = strategy.estimate(plan.plan.workload, plan.profile, plan.plan.hardware)
     candidate = replace(candidate, settings=to_data(strategy), predicted=cost)
     return replace(plan, plan=replace(plan.plan, candidates=(candidate,)))
+
+
+def interrupt(plan: RunnablePlan, folder: Path, kind: type[Event] = StepDone, count: int = 2) -> None:
+    """Run a plan, and interrupt it at its event number ``count`` of a kind."""
+    stop, number = StopFlag(), numbers(1)
+
+    def watch(event: Event) -> None:
+        if isinstance(event, kind) and next(number) == count:
+            stop.request()
+
+    with pytest.raises(InterruptedRunError):
+        plan.run((watch,), out=folder, stop=stop)
 
 
 def assert_same(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 0.0) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity_helpers import assert_same
+from parity_helpers import assert_same, interrupt
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -17,7 +17,7 @@ from snugfit._core import known
 from snugfit._core.request import Request
 from snugfit._data import load
 from snugfit._data.labels_file import load_labelled
-from snugfit.errors import DataError, InterruptedRunError, UsageError
+from snugfit.errors import DataError, UsageError
 
 MODULE = """
 import snugfit, torch
@@ -100,14 +100,7 @@ def test_a_network_of_several_inputs_is_trained_and_resumed_by_names(module: str
     planned = plan()
     assert planned.plan.workload.inputs[1].shape == (2,) and f"{module}:pairs" in planned.plan.command
     planned.run((), out=tmp_path / "whole")
-    stop = snugfit.StopFlag()
-
-    def stop_at_step_2(event: snugfit.Event) -> None:
-        if isinstance(event, snugfit.StepDone) and event.step == 2:
-            stop.request()
-
-    with pytest.raises(InterruptedRunError):
-        plan().run((stop_at_step_2,), out=tmp_path / "run", stop=stop)
+    interrupt(plan(), tmp_path / "run")
     snugfit.resume(tmp_path / "run", ())
     assert_same(*(load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run")))
     loaded, inputs = snugfit.load(tmp_path / "run"), (torch.zeros(2, 3, 8, 8), torch.ones(2, 2))

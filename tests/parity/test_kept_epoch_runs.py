@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from parity_helpers import assert_same
+from parity_helpers import assert_same, interrupt
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -20,7 +17,6 @@ from snugfit._core.record import KeptEpoch
 from snugfit._storage.kept_weights import KeptWeights
 from snugfit._storage.manifest import Manifest
 from snugfit._training.events import EpochDone, Event, StepDone
-from snugfit.errors import InterruptedRunError
 from snugfit.memory import Baseline, make_meter
 from snugfit.strategies import full_network
 from snugfit.strategies.elastic import runner
@@ -87,16 +83,9 @@ def test_a_run_without_patience_left_is_finished_with_its_best_epoch(tmp_path: P
     assert record.kept == KeptEpoch(1, 0.75) and record.phases[0].epochs == 3
     assert snugfit.verify(tmp_path / "best").sound and not (tmp_path / "best" / "best").exists()
     assert Path(snugfit.draw_report(tmp_path / "best")["report"]).exists()
-    flag, seen = snugfit.StopFlag(), iter(range(1, 1000))
-
-    def stop(found: Event) -> None:
-        if isinstance(found, StepDone) and next(seen) == 10:
-            flag.request()
-
     torch.manual_seed(0)
     plan = snugfit.plan(tiny_nets.cnn, "digits", **{**OPTIONS, "strategy": strategy, "patience": 1})
-    with pytest.raises(InterruptedRunError):
-        plan.run((stop,), out=tmp_path / "stopped", stop=flag)
+    interrupt(plan, tmp_path / "stopped", count=10)
     resumed = snugfit.resume(tmp_path / "stopped", (), model=tiny_nets.cnn)
     assert_same(best, load_file(tmp_path / "stopped" / "model.safetensors"))
     assert resumed.kept == record.kept and resumed.accuracy == record.accuracy
@@ -107,16 +96,9 @@ def test_a_run_without_patience_left_is_finished_with_its_best_epoch(tmp_path: P
 def test_a_stopped_run_keeps_the_same_epoch(tmp_path: Path, kind: str, event: type[Event], count: int) -> None:
     """Stopped within the best epoch, after it, and after the last."""
     whole, record = train(tmp_path / "whole", **RUNS[kind])
-    seen: Iterator[int] = iter(range(1, 1000))
-
-    def stop(found: Event) -> None:
-        if isinstance(found, event) and next(seen) == count:
-            os.kill(os.getpid(), signal.SIGINT)
-
     torch.manual_seed(0)
-    with pytest.raises(InterruptedRunError):
-        plan = snugfit.plan(tiny_nets.cnn, "digits", **{**OPTIONS, **RUNS[kind]})
-        plan.run((stop,), out=tmp_path / "stopped")
+    plan = snugfit.plan(tiny_nets.cnn, "digits", **{**OPTIONS, **RUNS[kind]})
+    interrupt(plan, tmp_path / "stopped", event, count)
     resumed = snugfit.resume(tmp_path / "stopped", (), model=tiny_nets.cnn)
     assert_same(whole, load_file(tmp_path / "stopped" / "model.safetensors"))
     assert resumed.kept == record.kept and resumed.accuracy == record.accuracy

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity_helpers import assert_same
+from parity_helpers import assert_same, interrupt
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -52,16 +52,10 @@ def test_the_focal_loss_is_its_formula(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_takes_the_loss_again(tmp_path: Path) -> None:
-    whole, stop = weights(tmp_path / "whole", loss=focal, strategy="backprop"), snugfit.StopFlag()
-
-    def stop_at_step_2(event: snugfit.Event) -> None:
-        if isinstance(event, snugfit.StepDone) and event.step == 2:
-            stop.request()
-
+    whole = weights(tmp_path / "whole", loss=focal, strategy="backprop")
     plan = snugfit.plan(network(), "digits", loss=focal, strategy="backprop", **OPTIONS)
     assert plan.plan.workload.loss == "python" and plan.plan.command is None
-    with pytest.raises(InterruptedRunError):
-        plan.run((stop_at_step_2,), out=tmp_path / "run", stop=stop)
+    interrupt(plan, tmp_path / "run")
     with pytest.raises(UsageError, match="loss of your own; pass it again"):
         snugfit.resume(tmp_path / "run", (), model=network())
     with pytest.raises(UsageError, match="not the mean over the images"):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from parity_helpers import interrupt
 from torch import Tensor, nn
 
 import snugfit
@@ -17,7 +18,7 @@ from snugfit._core.record import Record
 from snugfit._report.console_lines import _facts
 from snugfit._training.events import EpochDone
 from snugfit._training.own_metrics import check_metrics
-from snugfit.errors import InterruptedRunError, UsageError
+from snugfit.errors import UsageError
 
 OPTIONS: dict[str, Any] = {"epochs": 1, "max_train": 60, "max_val": 40, "batch_size": 20, "threads": 1, "image_size": 8}
 
@@ -94,16 +95,9 @@ def test_metrics_are_those_of_the_finished_model(tmp_path: Path, strategy: str) 
 
 
 def test_a_resumed_run_takes_the_metrics_again(tmp_path: Path) -> None:
-    stop = snugfit.StopFlag()
-
-    def stop_at_the_end(event: snugfit.Event) -> None:
-        if isinstance(event, EpochDone):
-            stop.request()
-
     plan = planned({"last": Found(0.5), "balanced": Balanced()})
     assert plan.plan.workload.metrics == ("balanced", "last") and plan.plan.command is None
-    with pytest.raises(InterruptedRunError):
-        plan.run((stop_at_the_end,), out=tmp_path / "run", stop=stop)
+    interrupt(plan, tmp_path / "run", EpochDone, 1)
     with pytest.raises(UsageError, match=r"measures other metrics: balanced, last\. Pass those: snugfit\.resume"):
         snugfit.resume(tmp_path / "run", (), model=network())
     metrics = {"balanced": Balanced(), "last": Found(0.5)}
@@ -131,15 +125,8 @@ def test_metrics_of_every_epoch_are_those_of_its_weights(tmp_path: Path, strateg
     values = [event.metrics["balanced"] for event in seen]
     assert [float(row["val/balanced"]) for row in rows] == pytest.approx(values, abs=1e-5)
     assert values[-1] == record.metrics["balanced"]["val"]
-    stop = snugfit.StopFlag()
-
-    def stop_after_an_epoch(event: snugfit.Event) -> None:
-        if isinstance(event, EpochDone):
-            stop.request()
-
     if strategy == "backprop":
-        with pytest.raises(InterruptedRunError):
-            planned(metrics(), **options).run((stop_after_an_epoch,), out=tmp_path / "again", stop=stop)
+        interrupt(planned(metrics(), **options), tmp_path / "again", EpochDone, 1)
         snugfit.resume(tmp_path / "again", (), model=network(), metrics=metrics())
         with (tmp_path / "again" / "metrics.csv").open(newline="") as file:
             resumed = [row["val/balanced"] for row in csv.DictReader(file) if not row["step"]]

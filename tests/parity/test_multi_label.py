@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity_helpers import assert_same
+from parity_helpers import assert_same, interrupt
 from safetensors.torch import load_file
 from sklearn.metrics import average_precision_score
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 import snugfit
 from snugfit._core.registry import strategies
-from snugfit.errors import InfeasibleBudgetError, InterruptedRunError, ModelError, UsageError
+from snugfit.errors import InfeasibleBudgetError, ModelError, UsageError
 
 OPTIONS: dict[str, Any] = {
     "strategy": "backprop", "epochs": 2, "batch_size": 8, "threads": 1, "schedule": "constant", "seed": 3,
@@ -102,14 +102,7 @@ def test_a_run_equals_the_plain_loop(options: dict[str, Any], loss: Any, tmp_pat
 @pytest.mark.parametrize("strategy", ["backprop", "checkpoint"])
 def test_a_resumed_run_ends_with_the_same_bits(strategy: str, tmp_path: Path) -> None:
     plan(strategy=strategy).run((), out=tmp_path / "whole")
-    stop = snugfit.StopFlag()
-
-    def stop_at_step_2(event: snugfit.Event) -> None:
-        if isinstance(event, snugfit.StepDone) and event.step == 2:
-            stop.request()
-
-    with pytest.raises(InterruptedRunError):
-        plan(strategy=strategy).run((stop_at_step_2,), out=tmp_path / "run", stop=stop)
+    interrupt(plan(strategy=strategy), tmp_path / "run")
     numbers = [(image, int(label[0])) for image, label in Corners()]
     with pytest.raises(UsageError, match="has one class for each image; --task multi-label takes vectors"):
         snugfit.resume(tmp_path / "run", (), model=Net(), data=(numbers, numbers))

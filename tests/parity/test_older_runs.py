@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from parity_helpers import assert_same
+from parity_helpers import assert_same, interrupt
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import snugfit
 from snugfit._storage.files import write_json_atomic
 from snugfit._storage.manifest import Manifest
-from snugfit.errors import CheckpointError, InterruptedRunError
+from snugfit.errors import CheckpointError
 
 OPTIONS: dict[str, Any] = {
     "strategy": "backprop", "epochs": 1, "batch_size": 20, "threads": 1, "image_size": 8, "max_train": 80,
@@ -30,14 +30,7 @@ def network(seed: int) -> nn.Module:
 
 def stopped(folder: Path, **options: Any) -> None:
     """A run that was stopped after two steps."""
-    stop = snugfit.StopFlag()
-
-    def at_step_2(event: snugfit.Event) -> None:
-        if isinstance(event, snugfit.StepDone) and event.step == 2:
-            stop.request()
-
-    with pytest.raises(InterruptedRunError):
-        snugfit.plan(network(1), "digits", **OPTIONS, **options).run((at_step_2,), out=folder, stop=stop)
+    interrupt(snugfit.plan(network(1), "digits", **OPTIONS, **options), folder)
 
 
 def changed(folder: Path, **fields: Any) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from parity_helpers import assert_same, in_blocks
+from parity_helpers import assert_same, in_blocks, interrupt
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import snugfit
 from snugfit._training.events import CacheProgress
-from snugfit.errors import InterruptedRunError, UsageError
+from snugfit.errors import UsageError
 
 OPTIONS: dict[str, Any] = {
     "strategy": "backprop", "epochs": 2, "batch_size": 8, "threads": 1, "schedule": "constant", "seed": 3,
@@ -69,14 +69,7 @@ def test_a_run_trains_on_the_tensors_of_the_data_set(tmp_path: Path) -> None:
 
 def test_random_transforms_are_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
     plan(0.5).run((), out=tmp_path / "whole")
-    stop = snugfit.StopFlag()
-
-    def stop_at_step_2(event: snugfit.Event) -> None:
-        if isinstance(event, snugfit.StepDone) and event.step == 2:
-            stop.request()
-
-    with pytest.raises(InterruptedRunError):
-        plan(0.5).run((stop_at_step_2,), out=tmp_path / "run", stop=stop)
+    interrupt(plan(0.5), tmp_path / "run")
     data = snugfit.from_dataset(Noisy(0.5), Noisy(), as_is=True)
     snugfit.resume(tmp_path / "run", (), model=network(), data=data)
     assert_same(*(load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run")))
@@ -89,14 +82,7 @@ def test_random_transforms_of_a_cache_are_those_of_an_uninterrupted_run(tmp_path
         return in_blocks(snugfit.plan(deep_network(), data, **options), (0, 0, 8), (1, 1, 8))
 
     planned().run((), out=tmp_path / "whole")
-    stop = snugfit.StopFlag()
-
-    def stop_in_the_cache(event: snugfit.Event) -> None:
-        if isinstance(event, CacheProgress):
-            stop.request()
-
-    with pytest.raises(InterruptedRunError):
-        planned().run((stop_in_the_cache,), out=tmp_path / "run", stop=stop)
+    interrupt(planned(), tmp_path / "run", CacheProgress, 1)
     torch.manual_seed(9)
     data = snugfit.from_dataset(Noisy(0.5), Noisy(0.5), as_is=True)
     snugfit.resume(tmp_path / "run", (), model=deep_network(), data=data)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from parity_helpers import assert_same, in_blocks, train_plainly
+from command_line import start
+from parity_helpers import assert_same, in_blocks, interrupt, train_plainly
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import snugfit
 from snugfit._storage.manifest import Manifest
 from snugfit._training.events import CacheProgress, Event, PhaseDone, StepDone
-from snugfit.errors import InterruptedRunError
 
 OPTIONS = {"epochs": 2, "max_train": 96, "max_val": 40, "image_size": 16, "batch_size": 32, "seed": 3, "augment": True}
 
@@ -134,19 +131,6 @@ def test_cached_activations_are_the_recomputed_ones(tmp_path: Path, once: Once, 
     assert_same(cached, recomputed, tolerance=1e-5)
 
 
-def stopped_after(kind: type[Event], count: int) -> Callable[[Event], None]:
-    """A subscriber that interrupts the process at an event."""
-    seen = 0
-
-    def stop(event: Event) -> None:
-        nonlocal seen
-        seen += isinstance(event, kind)
-        if isinstance(event, kind) and seen == count:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    return stop
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -173,8 +157,7 @@ def test_a_resumed_whole_network_is_uninterrupted(tmp_path: Path, options: dict[
     """Random matrices of feedback rules, too, are those of before."""
     whole = train(tmp_path / "whole", network_with_dropout, **options)
     plan = snugfit.plan(network_with_dropout(), "digits", **options, **OPTIONS)
-    with pytest.raises(InterruptedRunError):
-        plan.run((stopped_after(StepDone, 4),), out=tmp_path / "stopped")
+    interrupt(plan, tmp_path / "stopped", count=4)
     snugfit.resume(tmp_path / "stopped", (), model=network_with_dropout())
     assert_same(whole, load_file(tmp_path / "stopped" / "model.safetensors"))
 
@@ -197,8 +180,7 @@ def test_resumed_averaging_is_uninterrupted(tmp_path: Path, once: Once, strategy
     options = {**OPTIONS, "optimizer": "schedulefree", "strategy": strategy, **units}
     whole = once(strategy, lambda folder: snugfit.plan(dropping_network(), "digits", **options).run((), out=folder))
     plan = snugfit.plan(dropping_network(), "digits", **options)
-    with pytest.raises(InterruptedRunError):
-        plan.run((stopped_after(StepDone, stop),), out=tmp_path / "stopped")
+    interrupt(plan, tmp_path / "stopped", count=stop)
     snugfit.resume(tmp_path / "stopped", (), model=dropping_network())
     folders = Path(whole.run_dir), tmp_path / "stopped"
     assert_same(*(load_file(folder / "model.safetensors") for folder in folders))
@@ -213,8 +195,7 @@ def test_resumed_blocks_are_uninterrupted(tmp_path: Path, once: Once, kind: type
     """Stopped within a block, while its outputs are written, and between two blocks."""
     whole, _ = once("views", lambda folder: train_in_blocks(folder, views=2))
     plan = snugfit.plan(tiny_network(), "digits", strategy="blockwise", module_units="1", views=2, **OPTIONS)
-    with pytest.raises(InterruptedRunError):
-        in_blocks(plan, *THREE_BLOCKS).run((stopped_after(kind, count),), out=tmp_path / "stopped")
+    interrupt(in_blocks(plan, *THREE_BLOCKS), tmp_path / "stopped", kind, count)
     snugfit.resume(tmp_path / "stopped", (), model=tiny_network())
     assert_same(whole, all_weights(tmp_path / "stopped"))
     assert not list((tmp_path / "stopped" / "cache").glob("*"))
@@ -239,11 +220,6 @@ def test_the_saturation_stop_opens_no_deeper_block(tmp_path: Path) -> None:
     assert len(record.exits) == 2 and record.exit is not None and record.exit["of"] == 3
 
 
-def snug(*arguments: str, **options: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "snugfit", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload, no-any-return]
-
-
 @pytest.mark.slow
 def test_ten_kills_change_nothing(tmp_path: Path) -> None:
     """SIGKILL at ten moments of a run; the weights are those of a run that was left alone."""
@@ -253,13 +229,13 @@ def test_ten_kills_change_nothing(tmp_path: Path) -> None:
         "--module-units", "1", "--batch-limit", "96", "--rho", "0",
     ]  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert snug("train", *options, "--out", str(whole)).wait() == 0
+    assert start("train", *options, "--out", str(whole)).wait() == 0
     moments = random.Random(0)
     killed.mkdir()
     for name in ("request.json", "profile.json", "plan.json", "architecture.json"):
         shutil.copy(whole / name, killed / name)  # another measurement might choose other batches
     Manifest.of(killed)
-    process, kills = snug("train", "--resume", str(killed)), 0
+    process, kills = start("train", "--resume", str(killed)), 0
     while kills < 10:
         while not (killed / "checkpoint").exists() and process.poll() is None:
             time.sleep(0.05)
@@ -272,7 +248,7 @@ def test_ten_kills_change_nothing(tmp_path: Path) -> None:
         kills += 1
         if (killed / "record.json").exists():
             break
-        process = snug("train", "--resume", str(killed))
+        process = start("train", "--resume", str(killed))
     finished = process.wait() == 0 or (killed / "record.json").exists()
     assert finished, process.stderr.read() if process.stderr else ""
     assert kills >= 5, f"the run was over after {kills} kills"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity_helpers import assert_same
+from parity_helpers import assert_same, interrupt
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -45,16 +45,10 @@ def test_a_schedule_from_python_is_the_one_by_name(tmp_path: Path, strategy: str
 
 
 def test_a_resumed_run_takes_the_schedule_again(tmp_path: Path) -> None:
-    whole, stop = weights(tmp_path / "whole", schedule=cosine, strategy="backprop"), snugfit.StopFlag()
-
-    def stop_at_step_2(event: snugfit.Event) -> None:
-        if isinstance(event, snugfit.StepDone) and event.step == 2:
-            stop.request()
-
+    whole = weights(tmp_path / "whole", schedule=cosine, strategy="backprop")
     plan = snugfit.plan(network(), "digits", schedule=cosine, strategy="backprop", **OPTIONS)
     assert plan.plan.workload.optimizer.schedule == "python" and plan.plan.command is None
-    with pytest.raises(InterruptedRunError):
-        plan.run((stop_at_step_2,), out=tmp_path / "run", stop=stop)
+    interrupt(plan, tmp_path / "run")
     with pytest.raises(UsageError, match="schedule of your own; pass it again"):
         snugfit.resume(tmp_path / "run", (), model=network())
     with pytest.raises(UnknownNameError, match="Did you mean 'schedule'"):

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from parity_helpers import assert_same
+from parity_helpers import assert_same, interrupt
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import snugfit
 from snugfit._core.registry import strategies
-from snugfit.errors import CheckpointError, InfeasibleBudgetError, InterruptedRunError, ModelError, UsageError
+from snugfit.errors import CheckpointError, InfeasibleBudgetError, ModelError, UsageError
 
 OPTIONS: dict[str, Any] = {
     "strategy": "backprop", "epochs": 2, "batch_size": 8, "threads": 1, "schedule": "constant", "seed": 3,
@@ -155,14 +155,7 @@ def test_a_trained_model_of_units_takes_inputs_in_the_order_of_its_forward_pass(
 @pytest.mark.parametrize(("make", "strategy"), WAYS)
 def test_a_resumed_run_ends_with_the_same_bits(make: type[nn.Module], strategy: str, tmp_path: Path) -> None:
     plan(None, network(make), strategy=strategy).run((), out=tmp_path / "whole")
-    stop = snugfit.StopFlag()
-
-    def stop_at_step_2(event: snugfit.Event) -> None:
-        if isinstance(event, snugfit.StepDone) and event.step == 2:
-            stop.request()
-
-    with pytest.raises(InterruptedRunError):
-        plan(None, network(make), strategy=strategy).run((stop_at_step_2,), out=tmp_path / "run", stop=stop)
+    interrupt(plan(None, network(make), strategy=strategy), tmp_path / "run")
     with pytest.raises(CheckpointError, match="model or data have changed"):
         snugfit.resume(tmp_path / "run", (), model=network(make), data=dictionaries())
     snugfit.resume(tmp_path / "run", (), model=network(make), data=pairs())

@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from parity_helpers import assert_same, train_plainly
+from parity_helpers import assert_same, interrupt, train_plainly
 from safetensors.torch import load_file, load_model
 from torch import nn
 from whole_nets import REASONS, OnData, Tied, Unused
 
 import snugfit
 from snugfit._core.registry import strategies
-from snugfit._training.events import Notice, StepDone
-from snugfit._training.stopping import StopFlag
-from snugfit.errors import InfeasibleBudgetError, InterruptedRunError
+from snugfit._training.events import Notice
+from snugfit.errors import InfeasibleBudgetError
 
 OPTIONS: dict[str, Any] = {"epochs": 1, "max_train": 64, "max_val": 20, "image_size": 16, "batch_size": 32, "seed": 3}
 SETTINGS: dict[str, Any] = {**OPTIONS, "schedule": "constant", "memory": "60MB"}
@@ -92,14 +91,7 @@ NEEDED: dict[str, dict[str, Any]] = {"elastic": {"time_ratio": 0.5}}
 def test_a_resumed_run_ends_with_the_same_bits(make: Callable[[], nn.Module], optimizer: str, tmp_path: Path) -> None:
     settings = {**OPTIONS, "strategy": "backprop", "memory": "60MB", "optimizer": optimizer}
     snugfit.plan(made_by(make), "digits", **settings).run((), out=tmp_path / "straight")
-    stop = StopFlag()
-
-    def after_one_step(event: object) -> None:
-        if isinstance(event, StepDone):
-            stop.request()
-
-    with pytest.raises(InterruptedRunError):
-        snugfit.plan(made_by(make), "digits", **settings).run((after_one_step,), out=tmp_path / "run", stop=stop)
+    interrupt(snugfit.plan(made_by(make), "digits", **settings), tmp_path / "run", count=1)
     snugfit.resume(tmp_path / "run", subscribers=(), model=made_by(make))
     straight, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("straight", "run"))
     assert_same(straight, resumed)
