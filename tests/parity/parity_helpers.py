@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+import snugfit
 from snugfit._api import RunnablePlan
 from snugfit._core.option_groups import DataOptions, ModelOptions, TrainingOptions
 from snugfit._core.request import Request, StrategyOptions
@@ -23,6 +25,21 @@ from snugfit._training.statistics import images_for
 from snugfit._training.stopping import StopFlag
 from snugfit.errors import InterruptedRunError
 from snugfit.strategies.blockwise.strategy import Blockwise
+
+SHORT: dict[str, Any] = {"epochs": 2, "max_train": 60, "max_val": 20, "batch_size": 20, "threads": 1, "image_size": 8}
+"""Options of a run on digits."""
+
+
+def network(seed: int = 0) -> nn.Module:
+    """One convolution and a head for such a run."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+
+
+def weights(folder: Path, **options: Any) -> dict[str, Tensor]:
+    """The weights after such a run."""
+    snugfit.plan(network(), "digits", **{**SHORT, **options}).run((), out=folder)
+    return load_file(folder / "model.safetensors")
 
 
 def train_plainly(network: nn.Module, options: dict[str, Any], epochs: int = 2) -> dict[str, Tensor]:

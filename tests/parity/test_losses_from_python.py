@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from parity_helpers import assert_same, interrupt
+from parity_helpers import SHORT, assert_same, interrupt, network, weights
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,18 +17,6 @@ import snugfit
 from snugfit.errors import InterruptedRunError, UsageError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-OPTIONS: dict[str, Any] = {"epochs": 2, "max_train": 60, "max_val": 20, "batch_size": 20, "threads": 1, "image_size": 8}
-
-
-def network() -> nn.Module:
-    """One convolution and a head."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
-
-
-def weights(folder: Path, **options: Any) -> dict[str, Tensor]:
-    snugfit.plan(network(), "digits", **{**OPTIONS, **options}).run((), out=folder)
-    return load_file(folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("strategy", ["backprop", "checkpoint"])
@@ -53,7 +40,7 @@ def test_the_focal_loss_is_its_formula(tmp_path: Path) -> None:
 
 def test_a_resumed_run_takes_the_loss_again(tmp_path: Path) -> None:
     whole = weights(tmp_path / "whole", loss=focal, strategy="backprop")
-    plan = snugfit.plan(network(), "digits", loss=focal, strategy="backprop", **OPTIONS)
+    plan = snugfit.plan(network(), "digits", loss=focal, strategy="backprop", **SHORT)
     assert plan.plan.workload.loss == "python" and plan.plan.command is None
     interrupt(plan, tmp_path / "run")
     with pytest.raises(UsageError, match="loss of your own; pass it again"):
@@ -70,7 +57,7 @@ def test_a_run_by_a_named_loss_takes_no_other(tmp_path: Path) -> None:
     stop = snugfit.StopFlag()
     stop.request()
     with pytest.raises(InterruptedRunError):
-        snugfit.plan(network(), "digits", strategy="backprop", **OPTIONS).run((), out=tmp_path, stop=stop)
+        snugfit.plan(network(), "digits", strategy="backprop", **SHORT).run((), out=tmp_path, stop=stop)
     with pytest.raises(UsageError, match="trained by --loss cross-entropy; leave out loss="):
         snugfit.resume(tmp_path, (), model=network(), loss=focal)
 
@@ -85,7 +72,7 @@ def test_a_loss_is_tried_and_measured_in_every_plan() -> None:
 
     for _ in range(2):
         calls.clear()
-        plan = snugfit.plan(network(), "digits", loss=counted, strategy="backprop", **OPTIONS)
+        plan = snugfit.plan(network(), "digits", loss=counted, strategy="backprop", **SHORT)
         assert calls[:3] == [4, 2, 2] and 20 in calls[3:]
     (trial,) = plan.compare(steps=1)
     assert trial.error is None
@@ -96,17 +83,17 @@ def test_a_loss_is_tried_and_measured_in_every_plan() -> None:
 def test_what_changes_cross_entropy_alone_is_refused(options: dict[str, Any], loss: Loss | str) -> None:
     (flag,) = (f"--{name.replace('_', '-')}" for name in options)
     with pytest.raises(UsageError, match=rf"{flag} applies to cross entropy; leave it out with --loss (focal|python)"):
-        snugfit.plan(network(), "digits", loss=loss, **options, **OPTIONS)
+        snugfit.plan(network(), "digits", loss=loss, **options, **SHORT)
 
 
 def test_a_sum_is_refused_before_anything_is_measured() -> None:
     with pytest.raises(UsageError, match="loss= is not the mean over the images of a batch"):
-        snugfit.plan(network(), "digits", loss=nn.CrossEntropyLoss(reduction="sum"), **OPTIONS)
+        snugfit.plan(network(), "digits", loss=nn.CrossEntropyLoss(reduction="sum"), **SHORT)
 
 
 def test_the_name_of_losses_from_python_names_none() -> None:
     with pytest.raises(UsageError, match="pass the function itself"):
-        snugfit.plan(network(), "digits", loss="python", **OPTIONS)
+        snugfit.plan(network(), "digits", loss="python", **SHORT)
 
 
 def test_a_loss_is_not_copied_with_the_network() -> None:
@@ -120,4 +107,4 @@ def test_a_loss_is_not_copied_with_the_network() -> None:
             with self.lock:
                 return F.cross_entropy(logits, labels)
 
-    assert snugfit.plan(network(), "digits", loss=Locked(), strategy="backprop", **OPTIONS).plan.choice is not None
+    assert snugfit.plan(network(), "digits", loss=Locked(), strategy="backprop", **SHORT).plan.choice is not None

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from parity_helpers import assert_same, interrupt
+from parity_helpers import assert_same, interrupt, network
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 import snugfit
 from snugfit._storage.files import write_json_atomic
@@ -21,11 +19,6 @@ OPTIONS: dict[str, Any] = {
     "strategy": "backprop", "epochs": 1, "batch_size": 20, "threads": 1, "image_size": 8, "max_train": 80,
     "max_val": 20,
 }  # fmt: skip
-
-
-def network(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
 
 
 def stopped(folder: Path, **options: Any) -> None:

@@ -9,31 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from parity_helpers import assert_same, interrupt
+from parity_helpers import SHORT, assert_same, interrupt, network, weights
 from safetensors.torch import load_file
-from torch import Tensor, nn
 
 import snugfit
 from snugfit._training.own_parts import OwnParts, factor_of
 from snugfit.errors import InterruptedRunError, UnknownNameError, UsageError
 
-OPTIONS: dict[str, Any] = {"epochs": 2, "max_train": 60, "max_val": 20, "batch_size": 20, "threads": 1, "image_size": 8}
-
-
-def network() -> nn.Module:
-    """One convolution and a head."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
-
 
 def cosine(step: int, steps: int) -> float:
     """Half a cosine."""
     return 0.5 * (1.0 + math.cos(math.pi * step / steps))
-
-
-def weights(folder: Path, **options: Any) -> dict[str, Tensor]:
-    snugfit.plan(network(), "digits", **{**OPTIONS, **options}).run((), out=folder)
-    return load_file(folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("strategy", ["backprop", "blockwise"])
@@ -46,7 +32,7 @@ def test_a_schedule_from_python_is_the_one_by_name(tmp_path: Path, strategy: str
 
 def test_a_resumed_run_takes_the_schedule_again(tmp_path: Path) -> None:
     whole = weights(tmp_path / "whole", schedule=cosine, strategy="backprop")
-    plan = snugfit.plan(network(), "digits", schedule=cosine, strategy="backprop", **OPTIONS)
+    plan = snugfit.plan(network(), "digits", schedule=cosine, strategy="backprop", **SHORT)
     assert plan.plan.workload.optimizer.schedule == "python" and plan.plan.command is None
     interrupt(plan, tmp_path / "run")
     with pytest.raises(UsageError, match="schedule of your own; pass it again"):
@@ -61,7 +47,7 @@ def test_a_plan_by_a_name_takes_no_function_later(tmp_path: Path) -> None:
     stop = snugfit.StopFlag()
     stop.request()
     with pytest.raises(InterruptedRunError):
-        snugfit.plan(network(), "digits", strategy="backprop", **OPTIONS).run((), out=tmp_path, stop=stop)
+        snugfit.plan(network(), "digits", strategy="backprop", **SHORT).run((), out=tmp_path, stop=stop)
     with pytest.raises(UsageError, match="trained by --schedule cosine; leave out schedule="):
         snugfit.resume(tmp_path, (), model=network(), schedule=cosine)
 
@@ -82,12 +68,12 @@ def test_a_plan_by_a_name_takes_no_function_later(tmp_path: Path) -> None:
 )
 def test_what_is_no_schedule_or_optimizer_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        snugfit.plan(network(), "digits", strategy="backprop", **{**OPTIONS, **options})
+        snugfit.plan(network(), "digits", strategy="backprop", **{**SHORT, **options})
 
 
 def test_a_schedule_is_tried_at_the_steps_of_the_run() -> None:
     table, tried = [1.0] * 6, []
-    planned = snugfit.plan(network(), "digits", strategy="backprop", schedule=lambda step, _: table[step], **OPTIONS)
+    planned = snugfit.plan(network(), "digits", strategy="backprop", schedule=lambda step, _: table[step], **SHORT)
 
     def note(step: int, steps: int) -> float:
         tried.append((step, steps))
