@@ -200,6 +200,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its class."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def reason_of(error: BaseException) -> str:
+    """Class and first line of an error, without a full stop."""
+    kind, line = type(error).__name__, first_line(error)
+    return kind if line == kind else f"{kind}: {line.rstrip('.')}"
+
+
 def is_out_of_storage(error: BaseException) -> bool:
     """Whether writing failed for lack of space: a full disk or quota, or a limit on file sizes (``ulimit -f``)."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -16,11 +16,11 @@ from snugfit._chain.hooks import bypassed_hooks, require_kept_hooks, require_kep
 from snugfit._chain.initialise import parameter_owners, share_parameter_dicts
 from snugfit._chain.propagation import needs_values, node_shapes, read_batch_size_locally
 from snugfit._chain.subgraph import copy_nodes
-from snugfit._chain.tracing import IndivisibleError, Traced, assemble, attribute, attributes_of, first_line, trace
+from snugfit._chain.tracing import IndivisibleError, Traced, assemble, attribute, attributes_of, trace
 from snugfit._chain.unit import Unit, make_unit, run_failure
 from snugfit._chain.whole import whole_unit
 from snugfit._core.inputs import Input
-from snugfit.errors import ModelError, is_out_of_memory
+from snugfit.errors import ModelError, first_line, is_out_of_memory
 
 
 @dataclass

@@ -19,6 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from snugfit._chain.inputs import pack_inputs
 from snugfit._core.inputs import Input
 from snugfit.errors import ModelError, is_out_of_memory
+from snugfit.errors import first_line as first_line  # noqa: PLC0414 - profiling imports it from here
 
 LAYERS = (_ConvNd, nn.Linear)
 """Layers with weights that make consecutive nodes a unit."""
@@ -293,12 +294,6 @@ def _dropouts_as_modules(graph: fx.Graph) -> dict[str, nn.Module]:
         graph.erase_node(node)
         modules[target] = module
     return modules
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its class."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _location(error: Exception) -> str:

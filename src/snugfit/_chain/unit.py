@@ -14,9 +14,9 @@ from torch import fx, nn
 
 from snugfit._chain.propagation import run_on_meta
 from snugfit._chain.subgraph import split_tail
-from snugfit._chain.tracing import first_line, is_torch_class
+from snugfit._chain.tracing import is_torch_class
 from snugfit._core.inputs import Input
-from snugfit.errors import ModelError, is_out_of_memory
+from snugfit.errors import ModelError, first_line, is_out_of_memory
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import SnugfitError, is_out_of_memory
+from snugfit.errors import SnugfitError, is_out_of_memory, reason_of
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -33,7 +33,7 @@ def import_function(name: str, kind: type[SnugfitError]) -> Callable[..., Any]:
         except Exception as error:
             if is_out_of_memory(error):  # because of the budget, not of the module
                 raise
-            raise kind(f"cannot import {name}: {reason(error)}. Write it as package.module:function.") from error
+            raise kind(f"cannot import {name}: {reason_of(error)}. Write it as package.module:function.") from error
     return function
 
 
@@ -53,13 +53,7 @@ def attempt(name: str, call: Callable[[], Any], kind: type[SnugfitError]) -> Any
     except Exception as error:
         if isinstance(error, SnugfitError) or is_out_of_memory(error):
             raise
-        raise kind(f"{name} failed: {reason(error)}.") from error
-
-
-def reason(error: Exception) -> str:
-    """Type and first line of an error."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+        raise kind(f"{name} failed: {reason_of(error)}.") from error
 
 
 @contextlib.contextmanager

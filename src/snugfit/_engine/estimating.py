@@ -8,14 +8,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from snugfit._chain.tracing import first_line
 from snugfit._core.amounts import parse_batches, parse_bytes, parse_shape
 from snugfit._core.estimate import KINDS, PROCESS_EXTRA_BYTES, EstimateOptions, MemoryEstimate, StepEstimate
 from snugfit._engine.loading import ModuleOrFactory, build_on_meta, copy_empty
 from snugfit._engine.reductions import reductions
 from snugfit._engine.step_counter import StepCounter
 from snugfit._quantities import format_bytes
-from snugfit.errors import ModelError
+from snugfit.errors import ModelError, first_line
 from snugfit.memory.deferred_imports import defer_imports
 from snugfit.memory.process import library_import
 from snugfit.memory.step_bytes import UPDATE

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from snugfit._chain.tracing import first_line
 from snugfit._core.option_groups import PLAIN_ONNX, OnnxOptions
 from snugfit._core.serial import to_data
 from snugfit._engine.loading import Architecture, ModuleOrFactory, load
@@ -22,7 +21,7 @@ from snugfit._engine.quantising import INT8_FILE, quiet_session, without_notices
 from snugfit._storage.manifest import listing
 from snugfit._storage.outputs import require_file, require_folder
 from snugfit._storage.tensor_file import MODEL_FILE
-from snugfit.errors import ModelError, UnusableInputError
+from snugfit.errors import ModelError, UnusableInputError, first_line
 
 TOLERANCE = 1e-3
 """Largest difference of logits between PyTorch and ONNX Runtime, relative to the largest logit."""

@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from snugfit._chain.tracing import first_line
 from snugfit._core.option_groups import OnnxOptions
 from snugfit._engine.inference import RunImages, run_images, task_of_run
 from snugfit._training.task import measure
-from snugfit.errors import DataError, ModelError
+from snugfit.errors import DataError, ModelError, first_line
 
 INT8_FILE = "model.int8.onnx"
 CALIBRATION_IMAGES = 256

@@ -30,7 +30,7 @@ from snugfit._report.metrics import read_metrics
 from snugfit._storage.run_folder import read_data
 from snugfit._training.events import Notice, Subscriber
 from snugfit._training.strategy import Strategy
-from snugfit.errors import InterruptedRunError, SnugfitError
+from snugfit.errors import InterruptedRunError, SnugfitError, first_line
 
 _EVALUATED = 16
 """Validation images of a trial, and test images: few, because a trial times training."""
@@ -105,7 +105,7 @@ def _trial(candidate: Candidate, short: Planned, folder: Path) -> Trial:
     except InterruptedRunError:
         raise
     except (SnugfitError, RuntimeError, MemoryError, OSError) as failure:
-        error = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
+        error = first_line(failure)
     if (folder / "record.json").exists():
         return replace(trial, error=error, **_measurements(folder))
     return replace(trial, error=error or "it wrote no record")

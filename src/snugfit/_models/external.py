@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from snugfit._core.functions import attempt, call_function, reason
-from snugfit.errors import ModelError, UnknownNameError
+from snugfit._core.functions import attempt, call_function
+from snugfit.errors import ModelError, UnknownNameError, reason_of
 
 _DETECTION = ("nms", "qnms")
 """Operators that torchvision refers to at import, even if its compiled part is not loaded."""
@@ -68,12 +68,12 @@ def _package(module: str, package: str) -> Any:
         raise ModelError(f'{package} is not installed; install it with: pip install "snugfit[vision]"') from error
     except RuntimeError as error:
         if f"torchvision::{_DETECTION[0]} does not exist" not in str(error):
-            raise ModelError(f"{package} cannot be imported: {reason(error)}.") from error
+            raise ModelError(f"{package} cannot be imported: {reason_of(error)}.") from error
     _declare_detection()
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:
-        raise ModelError(f"{package} does not match torch {torch.__version__}: {reason(error)}.") from error
+        raise ModelError(f"{package} does not match torch {torch.__version__}: {reason_of(error)}.") from error
 
 
 @cache

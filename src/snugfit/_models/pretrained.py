@@ -10,7 +10,7 @@ import torch
 
 from snugfit._core.known import weights_source
 from snugfit._models.external import _package
-from snugfit.errors import ModelError
+from snugfit.errors import ModelError, first_line
 
 _HASH = re.compile(r"-([a-f0-9]{8,})\.")
 """The beginning of a file's SHA-256 in torchvision's names."""
@@ -32,7 +32,7 @@ def pretrained_file(model: str) -> Path:
     try:
         return found(name)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+        reason = first_line(error).rstrip(".")
         raise ModelError(
             f"the ImageNet weights of {model} cannot be downloaded: {reason}. Download them elsewhere, and give "
             "the file: --weights FILE."

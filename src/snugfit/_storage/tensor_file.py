@@ -25,7 +25,7 @@ from snugfit._core.documents import MAX_BYTES, open_regular, parse_json
 from snugfit._storage.digests import FileDigest
 from snugfit._storage.files import read_exactly, replacing
 from snugfit._storage.manifest import Manifest
-from snugfit.errors import CheckpointError, is_out_of_memory
+from snugfit.errors import CheckpointError, first_line, is_out_of_memory
 
 _DTYPES = {
     "F64": torch.float64,
@@ -281,8 +281,7 @@ def _read_pth(path: Path, device: str) -> object:
     except (OSError, RuntimeError, ValueError, EOFError) as error:
         if is_out_of_memory(error):
             raise
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{path} is damaged or not a weights file ({reason}).") from error
+        raise CheckpointError(f"{path} is damaged or not a weights file ({first_line(error)}).") from error
     except MemoryError:
         raise
     except Exception as error:  # torch.load raises pickle errors of its own kind for anything but weights

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from snugfit._core.workload import Workload
-from snugfit.errors import UsageError
+from snugfit.errors import UsageError, reason_of
 from snugfit.memory import is_out_of_memory
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -99,8 +99,7 @@ def _value(loss: Loss, logits: Tensor, labels: Tensor) -> float:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        reason = next(iter(str(error).splitlines()), "").rstrip(".")
-        raise UsageError(f"loss= failed {what}: {type(error).__name__}: {reason}.") from error
+        raise UsageError(f"loss= failed {what}: {reason_of(error)}.") from error
     if not (isinstance(found, Tensor) and found.dim() == 0 and found.requires_grad):
         shown = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         detached = " without a gradient" if isinstance(found, Tensor) and not found.requires_grad else ""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from snugfit._core.workload import Workload
-from snugfit.errors import SnugfitError, UsageError
+from snugfit.errors import SnugfitError, UsageError, reason_of
 from snugfit.memory import is_out_of_memory
 
 
@@ -88,9 +88,8 @@ def _each(metrics: Mapping[str, Metric], method: str, call: Callable[[Metric], A
         except Exception as error:
             if isinstance(error, SnugfitError) or is_out_of_memory(error):
                 raise
-            reason = next(iter(str(error).splitlines()), "").rstrip(".")
             raise UsageError(
-                f"the metric {name!r} failed in {method}(): {type(error).__name__}: {reason}. It takes logits "
+                f"the metric {name!r} failed in {method}(): {reason_of(error)}. It takes logits "
                 "(B, classes) and labels (B,), or (B, classes) if there are several, and gives one number."
             ) from error
     return found

@@ -11,7 +11,7 @@ import torch
 from snugfit._core.workload import Workload
 from snugfit._training.losses import Loss, check_loss
 from snugfit._training.own_metrics import Metric, check_metrics
-from snugfit.errors import UsageError
+from snugfit.errors import UsageError, reason_of
 
 Schedule = Callable[[int, int], float]
 """From a step, counted from 0, and the number of steps to the share of the peak learning rate."""
@@ -58,8 +58,7 @@ def factor_of(schedule: Schedule, step: int, steps: int) -> float:
     try:
         factor = float(schedule(step, steps))
     except Exception as error:
-        reason = next(iter(str(error).splitlines()), "").rstrip(".")
-        raise UsageError(f"schedule= failed in step {step} of {steps}: {type(error).__name__}: {reason}.") from error
+        raise UsageError(f"schedule= failed in step {step} of {steps}: {reason_of(error)}.") from error
     if not math.isfinite(factor) or factor < 0:
         raise UsageError(
             f"schedule= returned {factor:.6g} in step {step} of {steps}; return the share of the peak learning rate, a "

@@ -14,8 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from snugfit._chain.propagation import run_on_meta
-from snugfit._chain.tracing import first_line
-from snugfit.errors import CheckpointError, ModelError, UnknownNameError, UsageError, is_out_of_memory
+from snugfit.errors import CheckpointError, ModelError, UnknownNameError, UsageError, first_line, is_out_of_memory
 from snugfit.surgery.channels import ChannelGroup, Slot, channel_norms, is_depthwise, width
 
 DEFAULT_THRESHOLD = 1e-4
