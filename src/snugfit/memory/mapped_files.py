@@ -16,11 +16,8 @@ def touched_file_bytes(work: Callable[[], object]) -> int | None:
     process has changed are private memory and left out.
     """
     try:
-        descriptor = os.open(_CLEAR_REFS, os.O_WRONLY)
-        try:
-            os.write(descriptor, b"1")
-        finally:
-            os.close(descriptor)
+        with os.fdopen(os.open(_CLEAR_REFS, os.O_WRONLY), "wb", buffering=0) as file:
+            file.write(b"1")
         work()
         return _touched(_MAPPINGS.read_text())
     except OSError:

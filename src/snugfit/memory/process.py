@@ -80,15 +80,10 @@ def read_status() -> MemoryStatus:
 def reset_high_water() -> bool:
     """Start a new interval for VmHWM; False if the kernel does not allow it."""
     try:
-        descriptor = os.open(_CLEAR_REFS, os.O_WRONLY)
+        with os.fdopen(os.open(_CLEAR_REFS, os.O_WRONLY), "wb", buffering=0) as file:
+            file.write(b"5")
     except OSError:
         return False
-    try:
-        os.write(descriptor, b"5")
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
     return True
 
 
