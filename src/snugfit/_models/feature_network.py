@@ -35,20 +35,16 @@ def convolutions(
     *,
     round_up: bool,
     norm: bool = True,
-    dropout: float = 0.0,
 ) -> nn.Sequential:
-    """Convolutions with activations, with or without BatchNorm, pools, and dropout behind all blocks but the first."""
+    """Convolutions with activations, with or without BatchNorm, and pools."""
     layers: list[nn.Module] = []
-    for index, item in enumerate(layout):
+    for item in layout:
         if isinstance(item, int):
             norms = [nn.BatchNorm2d(item)] if norm else []
             layers += [nn.Conv2d(channels, item, 3, padding=1), *norms, activation(inplace=True)]
             channels = item
         else:
             layers.append(nn.MaxPool2d(2, ceil_mode=round_up))
-        pooled_next = index + 1 < len(layout) and layout[index + 1] == POOL
-        if dropout and index > 0 and not pooled_next:
-            layers.append(nn.Dropout(dropout))
     return nn.Sequential(*layers)
 
 

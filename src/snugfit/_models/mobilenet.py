@@ -88,26 +88,22 @@ class ConvDWBlock(nn.Sequential):
 class MobileNetV1(FeatureNetwork):
     """A conv block of stride 2, 13 depthwise blocks, adaptive average pooling to 2x2 and a linear layer (LLS, Table 4).
 
-    The table's strides are strides of the depthwise convolutions. ``width`` is a factor of all widths.
+    The table's strides are strides of the depthwise convolutions.
     """
 
-    def __init__(self, classes: int, channels: int = 3, width: float = 1.0) -> None:
-        previous = _scaled(32, width)
+    def __init__(self, classes: int, channels: int) -> None:
+        previous = 32
         stem = [nn.Conv2d(channels, previous, 3, 2, padding=1), nn.BatchNorm2d(previous), nn.LeakyReLU(inplace=True)]
         blocks: list[nn.Module] = [nn.Sequential(*stem)]
         for out_channels, stride in _V1_BLOCKS:
-            blocks.append(ConvDWBlock(previous, _scaled(out_channels, width), stride))
-            previous = _scaled(out_channels, width)
+            blocks.append(ConvDWBlock(previous, out_channels, stride))
+            previous = out_channels
         super().__init__(nn.Sequential(*blocks), 2, nn.Linear(4 * previous, classes))
 
 
-def _scaled(channels: int, width: float) -> int:
-    return max(1, round(channels * width))
-
-
-def mobilenet_v1(classes: int, image_size: int, channels: int, *, width: float = 1.0) -> nn.Module:
+def mobilenet_v1(classes: int, image_size: int, channels: int) -> nn.Module:
     """MobileNetV1: 3.2M parameters at width 1, its classifier apart."""
-    return MobileNetV1(classes, channels, width)
+    return MobileNetV1(classes, channels)
 
 
 def mobilenet_v2(classes: int, image_size: int, channels: int) -> nn.Module:
