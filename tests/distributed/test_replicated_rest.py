@@ -1,6 +1,7 @@
 """Where every process computes the layers behind the tiles: the untiled training, and the same weights everywhere."""
 
 import random
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from snugfit._chain import Chain
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._training.network import NetworkTrainer
-from snugfit.strategies.tiled.runner import GatewayTrainer, serve_gateway
+from snugfit.strategies.tiled.runner import GatewayTrainer, serve_task
 from snugfit.tiling.coordinator import seeded_rng
 from snugfit.tiling.cost_counter import Placement, count_step_cost
 from snugfit.tiling.plan import TilePlan, Tiles
@@ -107,7 +108,7 @@ def replicated(group, rank, plan, micro_batches, stops):
             trainer.optimizers.release()
         channel.send('{"kind": "stop"}')
     else:
-        serve_gateway(found, WORKLOAD, plan, transport, channel, torch.device("cpu"), lambda: None)
+        serve_task(found, WORKLOAD, asdict(plan), channel, torch.device("cpu"), lambda: None, transport)
     state = {name: each.numpy() for name, each in found.to_module().state_dict().items()}
     return state, torch.equal(before, torch.get_rng_state())
 

@@ -109,31 +109,20 @@ def serve_task(
     channel: CommandChannel,
     device: torch.device,
     tick: Callable[[], None],
+    transport: Transport | None = None,
 ) -> None:
-    """Work for the gateway on another process; ``plan`` is the tile plan as data."""
-    cut = {**plan, "grid": tuple(plan["grid"]), "shares": plan["shares"] and tuple(map(tuple, plan["shares"]))}
-    serve_gateway(chain, workload, TilePlan(**cut), ProcessTransport(), channel, device, tick)
+    """Execute the gateway's commands on another process until it sends ``stop``; call ``tick`` after every command.
 
-
-def serve_gateway(
-    chain: Chain,
-    workload: Workload,
-    plan: TilePlan,
-    transport: Transport,
-    channel: CommandChannel,
-    device: torch.device,
-    tick: Callable[[], None],
-) -> None:
-    """Execute the gateway's commands until it sends ``stop``, and call ``tick`` after every command.
-
-    Only layers of the chain that this process computes get memory.
+    Only layers of the chain that this process computes get memory. ``plan`` is the tile plan as data.
     """
+    shares = plan["shares"] and tuple(map(tuple, plan["shares"]))
+    cut = TilePlan(**{**plan, "grid": tuple(plan["grid"]), "shares": shares})
     module = cast(fx.GraphModule, chain.to_module())
-    tiles = Tiles(module, chain.input_shape, plan, transport)
+    tiles = Tiles(module, chain.input_shape, cut, transport or ProcessTransport())
     layers = [each.module for each in tiles.prefix.operators if each.module is not None]
-    for each in [module] if plan.rest == "replicated" else layers:
+    for each in [module] if cut.rest == "replicated" else layers:
         to_channels_last(each.to_empty(device=device))
-    worker = _with_rest if plan.rest == "replicated" else _with_tiles
+    worker = _with_rest if cut.rest == "replicated" else _with_tiles
     serve(tiles, channel, worker(tiles, workload, tick))
 
 
