@@ -87,7 +87,7 @@ class FakeMemory:
 
     def read(self) -> DeviceUse:
         process = self.context + self.reserved if self.nvml == "own" else None
-        return DeviceUse(self.reserved, self.allocated, *self.peaks, process=process, pinned=self.pinned)
+        return DeviceUse(self.reserved, *self.peaks, process=process, pinned=self.pinned)
 
     def reset_peaks(self) -> None:
         self.peaks = [self.reserved, self.allocated]

@@ -25,14 +25,13 @@ class DeviceUse:
     """One reading, in bytes.
 
     Attributes:
-        reserved, allocated: what the caching allocator holds, and what tensors have of it.
-        peak_reserved, peak_allocated: the most since the last reset.
+        reserved: what the caching allocator holds.
+        peak_reserved, peak_allocated: the most that it held, and that tensors had of it, since the last reset.
         process: all that this process has there, context included, as NVML counts it; None if unknown.
         pinned: host memory that is locked for copies.
     """
 
     reserved: int
-    allocated: int
     peak_reserved: int
     peak_allocated: int
     process: int | None = None
@@ -114,7 +113,6 @@ class CudaMemory:
         """Statistics of the allocator, and NVML's."""
         return DeviceUse(
             torch.cuda.memory_reserved(self.device),
-            torch.cuda.memory_allocated(self.device),
             torch.cuda.max_memory_reserved(self.device),
             torch.cuda.max_memory_allocated(self.device),
             self._process(),
