@@ -4,7 +4,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tiled_nets import LAYERS, assert_same, gradients, images, network, untiled, weighted
+from tensors import assert_same
+from tiled_nets import LAYERS, gradients, images, network, untiled, weighted
 from torch import nn
 from torch.nn import functional as F
 

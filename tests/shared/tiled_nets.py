@@ -90,13 +90,5 @@ def gradients(forward, module, images):
     return [output.detach(), images.grad, *(parameter.grad for parameter in module.parameters())]
 
 
-def assert_same(got, want):
-    assert len(got) == len(want)
-    for mine, theirs in zip(got, want, strict=True):
-        assert (mine is None) == (theirs is None)
-        if theirs is not None:
-            torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
-
-
 def images(height, width, batch=2):
     return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensors import assert_same
 from torch import nn
 
 from snugfit.lean import LeanConv2d, use_lean_convolutions
@@ -47,13 +48,6 @@ def gradients(conv, images, channels_last=False, train_input=True):
     if output.requires_grad:
         (output * torch.randn_like(output)).sum().backward()
     return [output.detach(), images.grad, *(parameter.grad for parameter in conv.parameters())]
-
-
-def assert_same(got, want):
-    for mine, theirs in zip(got, want, strict=True):
-        assert (mine is None) == (theirs is None)
-        if theirs is not None:
-            torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
 
 
 @settings(deadline=None, max_examples=50)

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_networks import nodes_of
+from tensors import assert_same
 from torch import fx, nn
 from torch.nn import functional as F
 
@@ -121,14 +122,6 @@ def step(module, inputs, train_input=True, times=1):
             output.backward(gradient, retain_graph=times > 1)
         assert torch.equal(gradient, kept)
     return [output.detach().clone(), leaf.grad, *(each.grad for each in module.parameters())]
-
-
-def assert_same(got, want, tolerance=1e-10):
-    assert len(got) == len(want)
-    for mine, theirs in zip(got, want, strict=True):
-        assert (mine is None) == (theirs is None)
-        if theirs is not None:
-            torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
 def overwriting(module):

@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiled_nets import LAYERS, assert_same, gradients, images, network, untiled
+from tensors import assert_same
+from tiled_nets import LAYERS, gradients, images, network, untiled
 from torch import fx, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
