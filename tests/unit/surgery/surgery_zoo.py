@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from snugfit._chain import Chain
+from snugfit._models import build
 from snugfit.surgery import find_groups
 
 SIDE = 12
@@ -145,6 +146,12 @@ NETWORKS = {
     "mobilenet": MobileNet,
     "transformer": VisionTransformer,
 }
+
+
+def on_meta(name, size):
+    with torch.device("meta"):
+        model = build(name, 10, size)
+    return Chain.from_module(model, (3, size, size)).to_module()
 
 
 def traced(model, shape=SHAPE):

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_rule import profile_by
+from surgery_zoo import on_meta
 
-from snugfit import _models as models
 from snugfit._chain import Chain
 from snugfit.errors import ModelError, UsageError
 from snugfit.surgery import (
@@ -23,12 +23,6 @@ from snugfit.surgery import (
     widths_for,
 )
 from snugfit.surgery.fitting import WidthOptions, choose_widths, smallest_peak
-
-
-def on_meta(name, size):
-    with torch.device("meta"):
-        model = models.build(name, 10, size)
-    return Chain.from_module(model, (3, size, size)).to_module()
 
 
 def all_groups(module, shape):

@@ -2,18 +2,11 @@
 
 import pytest
 import torch
-from surgery_zoo import NETWORKS, SHAPE, images, traced
+from surgery_zoo import NETWORKS, SHAPE, images, on_meta, traced
 
-from snugfit import _models as models
-from snugfit._chain import Chain, find_blocks
+from snugfit._chain import find_blocks
 from snugfit.errors import ModelError
 from snugfit.surgery import blocks_of, copy_for_pruning, hidden_groups, narrowed_meta_copy, remove_channels, width
-
-
-def on_meta(name, size):
-    with torch.device("meta"):
-        model = models.build(name, 10, size)
-    return Chain.from_module(model, (3, size, size)).to_module()
 
 
 def widths(name, size):
