@@ -9,20 +9,13 @@ from typing import Any
 import pytest
 import tiny_boxes
 from strategy_rows import ROWS
-from two_processes import run_in_two
+from two_processes import PREPARED, run_in_two
 
 BUDGET = 60_000_000
 
-SCRIPT = """
-import json, sys
-import pytest
-sys.path.insert(0, "..")
-from conftest import use_steady_times
-import snugfit
-snugfit.prepare_process(1)
-use_steady_times(pytest.MonkeyPatch())
-rows, folder = json.loads(sys.argv[1]), sys.argv[2]
-seen = {}
+SCRIPT = (
+    PREPARED
+    + """
 for name, options in rows.items():
     budget = snugfit.Budget(memory=options.pop("memory", 60_000_000), time_ratio=options.pop("time_ratio", None))
     own = {"rho": 0.2} if options["strategy"] == "blockwise" else {}
@@ -36,6 +29,7 @@ for name, options in rows.items():
                   "parameters": sum(p.numel() for p in record.model.parameters())}
 json.dump(seen, open(f"{folder}/found.json", "w"))
 """
+)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from two_processes import run_in_two
+from two_processes import PREPARED, run_in_two
 
 ROWS: dict[str, dict[str, Any]] = {
     "backprop": {"strategy": "backprop"},
@@ -23,16 +23,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "pepita": {"strategy": "feedback", "feedback_rule": "pepita", "model": "tiny_nets:single_normed"},
 }
 
-SCRIPT = """
-import json, sys
-import pytest
-sys.path.insert(0, "..")
-from conftest import use_steady_times
-import snugfit
-snugfit.prepare_process(1)
-use_steady_times(pytest.MonkeyPatch())
-rows, folder = json.loads(sys.argv[1]), sys.argv[2]
-seen = {}
+SCRIPT = (
+    PREPARED
+    + """
 for name, options in rows.items():
     options = {"image_size": 16, "model": "tiny_nets:group_normed", **options}
     plan = snugfit.plan(options.pop("model"), "digits", snugfit.Budget(memory=60_000_000), epochs=1,
@@ -41,6 +34,7 @@ for name, options in rows.items():
     seen[name] = {"measured": record.measured["peak_bytes"], "predicted": record.predicted["peak_bytes"]}
 json.dump(seen, open(f"{folder}/found.json", "w"))
 """
+)
 
 
 @pytest.fixture(scope="module")

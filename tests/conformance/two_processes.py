@@ -10,6 +10,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+PREPARED = """
+import json, sys
+import pytest
+sys.path.insert(0, "..")
+from conftest import use_steady_times
+import snugfit
+snugfit.prepare_process(1)
+use_steady_times(pytest.MonkeyPatch())
+rows, folder = json.loads(sys.argv[1]), sys.argv[2]
+seen = {}
+"""
+"""The beginning of a script that runs strategies."""
+
 
 def run_in_two(script: str, rows: Mapping[str, Any], folder: Path, timeout: float) -> dict[str, Any]:
     """Give every other row to the second of two fresh processes; what both found, by the names of the rows.
