@@ -23,12 +23,6 @@ def device(request):
     return torch.device("cpu") if request.param == "processor" else gpu()
 
 
-@pytest.fixture(params=[pytest.param("gpu", marks=pytest.mark.gpu)])
-def gpu_device(request):
-    """A GPU, where running on the processor would say nothing that other tests do not."""
-    return gpu()
-
-
 @pytest.fixture(autouse=True)
 def full_precision():
     """Convolutions and matrix products in float32, not in TF32, and by the same algorithms in every run."""

@@ -90,11 +90,6 @@ def broken(index, item):
     return Listed(data, targets=[i % 2 for i in range(20)])
 
 
-class Unreadable:
-    def __iter__(self):
-        raise OSError("disk on fire")
-
-
 @pytest.mark.parametrize(
     ("item", "message"),
     [

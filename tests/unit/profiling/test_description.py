@@ -11,10 +11,6 @@ from snugfit._chain import Chain
 from snugfit.profiling import describe
 
 
-def unit_of(*layers, index=0):
-    return Chain.from_module(nn.Sequential(*layers), (3, 8, 8)).all_units[index].module
-
-
 def conv(*arguments, **options):
     return nn.Sequential(nn.Conv2d(*arguments, **options), nn.ReLU())
 
