@@ -181,13 +181,12 @@ class Explained(NamedTuple):
 
 
 @torch.enable_grad()
-def grad_cam(model: Callable[[Tensor], Tensor], images: Tensor, classes: Tensor | None = None) -> Explained:
-    """Heat maps of images for one class each.
+def grad_cam(model: Callable[[Tensor], Tensor], images: Tensor) -> Explained:
+    """Heat maps of images for the class that each is predicted to have.
 
     A channel of the last feature map A is weighted by the spatial mean of its gradient, and only the positive part of
     the sum is kept: ``ReLU(sum_k mean_ij(dy_c / dA_k_ij) A_k)``, upsampled bilinearly to the images. The model, in
-    evaluation mode, maps normalised images (B, C, H, W) to logits (B, K). ``classes`` (B,) are the predicted ones by
-    default.
+    evaluation mode, maps normalised images (B, C, H, W) to logits (B, K).
 
     Raises:
         ModelError: no convolution of the model outputs a feature map of more than one pixel, or the logits ignore it.
@@ -195,7 +194,7 @@ def grad_cam(model: Callable[[Tensor], Tensor], images: Tensor, classes: Tensor 
     seen = _LastMap()
     with seen:
         logits = model(images.detach().requires_grad_().clone())
-    chosen = logits.argmax(1) if classes is None else classes
+    chosen = logits.argmax(1)
     if seen.features is None:
         raise ModelError("the model has no convolution whose output is a feature map, so there is nothing to explain.")
     score = logits.gather(1, chosen[:, None]).sum()
