@@ -130,7 +130,8 @@ class Tiled(TiledSettings):
         plan = chosen_plan(self)
         if self.processes > 1:
             return fit_over_processes(self, chain, data, run, plan)
-        return fit_network(self, chain, data, run, _on_one_device(plan, _scratch_of(run)))
+        scratch = MappedScratch(run.cache_dir, run.budget.storage_bytes, run.count_storage)
+        return fit_network(self, chain, data, run, _on_one_device(plan, scratch))
 
     def _for_present_processes(self, chain: Chain, run: Run) -> Tiled:
         """The same settings for the present number of processes, since a resumed run may have lost some."""
@@ -146,11 +147,6 @@ class Tiled(TiledSettings):
 def _on_one_device(plan: TilePlan, scratch: MappedScratch) -> MakeTrainer:
     """Factory of trainers of a plan, which store whole feature maps in ``scratch`` if the plan does."""
     return partial(OneDeviceTrainer, grid=plan.grid, groups=plan.forward, scratch=scratch if plan.scratch else None)
-
-
-def _scratch_of(run: Run) -> MappedScratch:
-    """Storage for whole feature maps in a run's cache folder, within its storage budget; the record counts it."""
-    return MappedScratch(run.cache_dir, run.budget.storage_bytes, run.count_storage)
 
 
 def _is_needed(
