@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -89,8 +90,7 @@ def kept_shared(module: nn.Module) -> Iterator[None]:
 
 def get_tensor(module: nn.Module, name: str) -> Tensor:
     """A parameter or buffer, of any shape, by its name in the state dict."""
-    owner, _, last = name.rpartition(".")
-    return cast(Tensor, getattr(module.get_submodule(owner), last))
+    return cast(Tensor, attrgetter(name)(module))
 
 
 def set_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,7 @@ from snugfit._chain.hooks import bypassed_hooks, require_kept_hooks, require_kep
 from snugfit._chain.initialise import parameter_owners, share_parameter_dicts
 from snugfit._chain.propagation import needs_values, node_shapes, read_batch_size_locally
 from snugfit._chain.subgraph import copy_nodes
-from snugfit._chain.tracing import IndivisibleError, Traced, assemble, attribute, attributes_of, trace
+from snugfit._chain.tracing import IndivisibleError, Traced, assemble, attributes_of, trace
 from snugfit._chain.unit import Unit, make_unit, run_failure
 from snugfit._chain.whole import whole_unit
 from snugfit._core.inputs import Input
@@ -256,11 +257,11 @@ def classifier_names(chain: Chain) -> tuple[str, ...]:
     for node in reversed(module.graph.nodes):
         if node.op == "call_module":
             tensors = {
-                f"{node.target}.{name}": each for name, each in attribute(module, node.target).named_parameters()
+                f"{node.target}.{name}": each for name, each in attrgetter(node.target)(module).named_parameters()
             }
         else:
             direct = (str(source.target) for source in node.all_input_nodes if source.op == "get_attr")
-            tensors = {name: attribute(module, name) for name in direct}
+            tensors = {name: attrgetter(name)(module) for name in direct}
         names = [name for name, each in tensors.items() if isinstance(each, nn.Parameter) and each.requires_grad]
         if names:
             return tuple(names)

@@ -28,14 +28,15 @@ class UnitStore:
     def save(self, index: int, unit_or_state: Unit | Mapping[str, torch.Tensor]) -> Path:
         """Write a unit's weights, in their shapes, replacing older ones only once all is on disk; returns the file.
 
-        Those of a ``Unit`` are :func:`stored_tensors`. At most one tensor is copied at a time.
+        Those of a ``Unit`` are its state dict, each once, and buffers that are not in it. At most one tensor is copied
+        at a time.
 
         Raises:
             OutOfStorageError: the disk is full; what was stored before is intact.
             CheckpointError: the weights are not in memory, or the file cannot be written.
         """
         if isinstance(unit_or_state, Unit):
-            name, state = unit_or_state.name, stored_tensors(unit_or_state)
+            name, state = unit_or_state.name, {**distinct_state(unit_or_state.module), **unit_or_state.other_buffers}
         else:
             name, state = "", dict(unit_or_state)
         suffix = f"_{re.sub(r'[^A-Za-z0-9._-]', '_', name)}" if name else ""
@@ -89,11 +90,6 @@ def load_state(module: nn.Module, state: Mapping[str, torch.Tensor], *, assign: 
     shared = {name: state[first] for name, first in shared_names(module).items() if first in state}
     with kept_shared(module):
         module.load_state_dict({**shared, **state}, assign=assign)
-
-
-def stored_tensors(unit: Unit) -> dict[str, torch.Tensor]:
-    """The tensors of a unit's file, of any shapes: its state dict, each once, and buffers that are not in it."""
-    return {**distinct_state(unit.module), **unit.other_buffers}
 
 
 def load_into(unit: Unit, state: Mapping[str, torch.Tensor]) -> None:

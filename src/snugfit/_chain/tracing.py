@@ -7,6 +7,7 @@ import inspect
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -141,19 +142,8 @@ def assemble(graph: fx.Graph, attributes: dict[str, Any], persistent: set[str]) 
 
 def attributes_of(module: fx.GraphModule, graph: fx.Graph | None = None) -> dict[str, Any]:
     """The objects that the targets of a module's graph, or of another made from it, refer to."""
-    found: dict[str, Any] = {}
-    for node in (graph or module.graph).nodes:
-        if node.op == "call_module":
-            found[node.target] = module.get_submodule(node.target)
-        elif node.op == "get_attr":
-            found[node.target] = attribute(module, node.target)
-    return found
-
-
-def attribute(module: nn.Module, name: str) -> Any:
-    """The attribute under a dotted name in a module."""
-    owner, _, last = name.rpartition(".")
-    return getattr(module.get_submodule(owner), last)
+    nodes = [node for node in (graph or module.graph).nodes if node.op in ("call_module", "get_attr")]
+    return {node.target: attrgetter(node.target)(module) for node in nodes}
 
 
 def owner_of(node: fx.Node) -> str:
@@ -240,7 +230,7 @@ def _finish(model: nn.Module, graph: fx.Graph, constants: dict[str, Any]) -> Tra
             attributes[node.target] = model.get_submodule(node.target)
         elif node.op == "get_attr":
             name = node.target.rpartition(".")[2]
-            attributes[node.target] = constants[name] if name in constants else attribute(model, node.target)
+            attributes[node.target] = constants[name] if name in constants else attrgetter(node.target)(model)
     return Traced(graph, attributes)
 
 

@@ -109,8 +109,7 @@ class ChannelGroup:
 def width(module: nn.Module, group: ChannelGroup) -> int:
     """Current number of channels of a group."""
     slot = group.producers[0]
-    owner, _, name = slot.tensor.rpartition(".")
-    return int(getattr(module.get_submodule(owner), name).shape[slot.dim]) // slot.block
+    return int(operator.attrgetter(slot.tensor)(module).shape[slot.dim]) // slot.block
 
 
 def find_groups(module: fx.GraphModule, input_shape: tuple[int, ...]) -> list[ChannelGroup]:
@@ -309,8 +308,7 @@ def _shared_parameters(module: fx.GraphModule) -> set[int]:
         if node.op == "call_module":
             uses.update(id(parameter) for parameter in module.get_submodule(str(node.target)).parameters())
         elif node.op == "get_attr":
-            owner, _, name = str(node.target).rpartition(".")
-            uses[id(getattr(module.get_submodule(owner), name))] += 1
+            uses[id(operator.attrgetter(node.target)(module))] += 1
     return {parameter for parameter, count in uses.items() if count > 1}
 
 
