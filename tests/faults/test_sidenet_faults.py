@@ -53,7 +53,7 @@ def fails(model: Any, **options: Any) -> SnugfitError:
         (cnn, {"prune": "0.98"}, ModelError, 4, "would empty layer"),
         (cnn, {"scheme": "head", "prune": "on"}, UsageError, 2, "--prune requires a side network"),
         (cnn, {"scheme": "bias+head", "sample_wise": "on"}, UsageError, 2, "cannot run by sample"),
-        (cnn, {"optimizer": "schedulefree"}, InfeasibleBudgetError, 3, "use sgd or adamw"),
+        (cnn, {"optimizer": "schedulefree"}, UsageError, 2, "use sgd or adamw"),
         ("vgg16", {"memory": "8MB", **ONE_WAY}, InfeasibleBudgetError, 3, "Smallest budget"),
         (cnn, {"retrain_data": "folder:/nowhere", "prune": "0.5"}, DataError, 4, "nowhere"),
         (cnn, {"retrain_data": "no-such-set", "prune": "0.5"}, UnknownNameError, 2, "no-such-set"),

@@ -45,6 +45,7 @@ class StrategyConfig:
         needs_weights: whether ``auto`` considers it only with pre-trained weights.
         last_resort: reason why other strategies come first if :meth:`is_last_resort` is true.
         activations: values of --activations that it supports, besides exact.
+        no_averaging: why it does not train with an optimizer that averages weights; empty if it does.
         default_optimizer: its optimizer if the request names the strategy but no optimizer; None is the common default.
         optimizers: its optimizer defaults, if they differ from the common ones.
         rebuild: function that rebuilds a trained network, like ``package.module:function``; None where training leaves
@@ -74,6 +75,7 @@ class StrategyConfig:
     needs_weights: ClassVar[bool] = False
     last_resort: ClassVar[str] = ""
     activations: ClassVar[tuple[Activations, ...]] = ()
+    no_averaging: ClassVar[str] = ""
     default_optimizer: ClassVar[OptimizerName | None] = None
     optimizers: ClassVar[Mapping[str, OptimizerSettings]] = {}
     rebuild: ClassVar[str | None] = None
@@ -96,6 +98,8 @@ class StrategyConfig:
             only = {"paged": "checkpoint", "int8": "backprop", "int4": "backprop", "exact": "backprop"}
             others = only.get(kind, "backprop or checkpoint")
             raise UsageError(f"--strategy {self.name} does not support {flag}; use {others}, or leave it out.")
+        if (reason := self._against_averaging(request)) is not None:
+            raise UsageError(f"--strategy {self.name} {reason}; use sgd or adamw.")
         if (scheme := self._foreign_scheme(request)) is not None:
             raise UsageError(f"{self.name} has no scheme {scheme}; --scheme is {', '.join(self.schemes)} there.")
 
@@ -109,6 +113,12 @@ class StrategyConfig:
         if training.weight_dtype == "bfloat16" and not self.rounds_weights:
             return f"--weight-dtype {training.weight_dtype}"
         return None if self.whole_loss else _whole_loss_flag(training)
+
+    def _against_averaging(self, request: BaseRequest) -> str | None:
+        """Why it does not train with the requested optimizer if that averages weights."""
+        if request.training.optimizer != "schedulefree" or not self.no_averaging:
+            return None
+        return f"does not support --optimizer schedulefree, {self.no_averaging}"
 
     def _foreign_scheme(self, request: BaseRequest) -> str | None:
         """The requested scheme if it is one of other strategies."""
@@ -126,8 +136,9 @@ class StrategyConfig:
         """Why ``auto`` does not consider it for a request; None if it does."""
         if self.only_named:
             return f"baseline; select it with --strategy {self.name}"
-        if (flag := self._unsupported(request)) is not None:
-            return f"does not support {flag}"
+        flag, averaging = self._unsupported(request), self._against_averaging(request)
+        if flag or averaging:
+            return averaging or f"does not support {flag}"
         if not self.keeps_time_ratio and request.budget.time_ratio is not None:
             return "cannot keep a time ratio"
         fine_tunes = self.fine_tunes and request.model.weights is not None

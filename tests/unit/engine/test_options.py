@@ -179,6 +179,16 @@ def test_a_strategy_that_cannot_keep_less_says_so():
         make_strategies(Request.of(strategy="feedback", label_smoothing=0.1))
 
 
+@pytest.mark.parametrize("name", ["elastic", "sidenet", "tiled"])
+def test_averaged_weights_are_for_strategies_that_train_all_layers_on_whole_feature_maps(name):
+    options = {"optimizer": "schedulefree", "weights": "w", "memory": "1GB"}
+    with pytest.raises(UsageError, match=f"{name} does not support --optimizer schedulefree, .*; use sgd or adamw"):
+        make_strategies(Request.of(strategy=name, **options))
+    auto = make_strategies(Request.of(**options))
+    assert {each.name for each in auto.strategies} == {"backprop", "checkpoint", "blockwise"} and not auto.standby
+    assert auto.left_out[name].startswith("does not support --optimizer schedulefree, ")
+
+
 def test_a_plan_over_processes_does_not_run_on_one():
     settings = {"processes": 2}
     plan = replace(made_plan(candidates=(Candidate("tiled", True, settings),)), command=("snugfit", "cluster"))

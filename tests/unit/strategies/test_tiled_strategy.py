@@ -9,7 +9,7 @@ from torch import nn
 
 from snugfit._chain import Chain
 from snugfit._core.hardware import Hardware
-from snugfit._core.workload import OptimizerSettings, Workload
+from snugfit._core.workload import Workload
 from snugfit.errors import UnknownNameError, UsageError
 from snugfit.strategies.micro_batch import line_name, probe_of_line
 from snugfit.strategies.tiled.candidates import chosen_plan, find_plans, parse_grid, probe_name, settings_of_probe
@@ -60,7 +60,6 @@ def test_the_rest_is_at_a_place():
     ("strategy", "changes", "words"),
     [
         (Tiled(tiles="9x1"), {}, "cannot be cut into 9x1 tiles"),
-        (Tiled(), {"optimizer": OptimizerSettings("schedulefree", schedule="constant")}, "--optimizer sgd or adamw"),
         (Tiled(processes=2), {"precision": "bfloat16"}, "--precision float32"),
     ],
 )

@@ -53,6 +53,7 @@ class Config(StrategyConfig):
     accuracy = "Its gradients are exact, but only the most important tensors train, so accuracy may differ."
     keeps_time_ratio = True
     fine_tunes = True
+    no_averaging = "which averages weights over all steps, but the selection of tensors changes"
     rebuild = "snugfit.strategies.elastic.pruning:with_saved_widths"
 
     def check(self, request: BaseRequest) -> None:

@@ -33,14 +33,10 @@ class Elastic(ElasticSettings):
     """Tensor selection at run time (ElasticTrainer), and the fine-tuning methods that serve as baselines."""
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
-        """Reasons why the model or optimizer is unsupported: weight averaging, or no tensor to select."""
+        """Reasons why the model or optimizer is unsupported: optimizer state with scales, or no tensor to select."""
         if chain.undivided or chain.inputs:
             return chain.reasons_against_units()
         reasons = needs_classes(workload) + chain.reasons_against_units()
-        if workload.optimizer.averages:
-            reasons.append(
-                "schedulefree averages weights over all steps, but the selection of tensors changes; use sgd or adamw"
-            )
         if self.scheme == "prunetrain" and workload.optimizer.state == "int8":
             reasons.append(
                 "--optimizer-state int8 has scales for groups of weights, which cannot follow removed channels; use "

@@ -77,6 +77,7 @@ class Config(StrategyConfig):
     expected_loss = 1
     accuracy = "The network stays frozen, and only a small network next to it trains, so accuracy may differ."
     needs_weights = True
+    no_averaging = "which updates the statistics of BatchNorm, but they stay frozen"
     default_optimizer = "adamw"
     optimizers: ClassVar[Mapping[str, OptimizerSettings]] = {
         "adamw": OptimizerSettings("adamw", lr=0.0006, weight_decay=0.0)

@@ -77,17 +77,13 @@ class Sidenet(SidenetSettings):
         return low_memory_settings(options)
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
-        """Reasons why it cannot train this model: averaged weights, or no classifier that trains.
+        """Reasons why it cannot train this model: it is not divided into units, or no classifier trains.
 
         Raises:
             ModelError: a side network cannot be attached, or the network cannot be pruned by --prune.
         """
         if reasons := needs_classes(workload) + chain.reasons_against_units():
             return reasons
-        if workload.optimizer.averages:
-            reasons.append(
-                "--optimizer schedulefree updates the statistics of BatchNorm, which stay frozen here; use sgd or adamw"
-            )
         if not classifier_names(chain):
             reasons.append("no parameter of the model requires a gradient: there is no classifier to train")
         if self.scheme == "rep-net":

@@ -125,6 +125,7 @@ class Config(StrategyConfig):
     order = 60
     exact = True
     expected_loss = 0
+    no_averaging = "because averaged weights would need whole feature maps"
     last_resort = "on one device tiles save memory and no time"
 
     def why_not(self, request: BaseRequest) -> str | None:

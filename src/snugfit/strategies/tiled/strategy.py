@@ -57,8 +57,6 @@ class Tiled(TiledSettings):
         if chain.undivided or chain.inputs:
             return chain.reasons_against_units()
         reasons = chain.reasons_against_units()
-        if workload.optimizer.averages:
-            reasons.append("averaged weights would need whole feature maps; use --optimizer sgd or adamw")
         if self.processes > 1 and workload.precision != "float32":
             reasons.append("several processes train tiles in --precision float32 only")
         if self.scratch == "on" and hardware.device != "cpu":
