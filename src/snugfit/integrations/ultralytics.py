@@ -5,7 +5,9 @@ They set the trainer's ``batch``, as its own answer to refused memory does; it a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ from snugfit.integrations._budget import LoopBudget, require
 from snugfit.integrations._recomputation import recomputation_of
 
 require("ultralytics", 'pip install "snugfit[ultralytics]"')
+with contextlib.suppress(ImportError):  # checkpoints use polars, whose threads try without end if refused memory
+    import_module("polars").read_csv(b"column\n1\n")
 
 __all__ = ["MemoryBudget"]
 
