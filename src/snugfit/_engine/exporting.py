@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,11 +16,13 @@ from snugfit._core.option_groups import PLAIN_ONNX, OnnxOptions
 from snugfit._core.serial import to_data
 from snugfit._engine.loading import Architecture, ModuleOrFactory, load
 from snugfit._engine.quantising import INT8_FILE, quiet_session, without_notices, write_int8
+from snugfit._storage.digests import FileDigest, sync_file
 from snugfit._storage.manifest import listing
 from snugfit._storage.outputs import require_file, require_folder
 from snugfit._storage.tensor_file import MODEL_FILE
 from snugfit.errors import ModelError, UnusableInputError, first_line
 
+ONNX_FILE = "model.onnx"
 TOLERANCE = 1e-3
 """Largest difference of logits between PyTorch and ONNX Runtime, relative to the largest logit."""
 
@@ -42,46 +42,45 @@ def export(
     target = folder if out is None else out
     if out is not None or folder.is_dir():
         require_folder(target)
-        for name in (MODEL_FILE, "model.onnx", INT8_FILE, "architecture.json") if target.is_dir() else ():
+        for name in (MODEL_FILE, ONNX_FILE, INT8_FILE, "architecture.json") if target.is_dir() else ():
             require_file(target / name)
     module, architecture = load(folder, model), Architecture.read(folder)
     if architecture.inputs and format != "safetensors":
         raise ModelError("the network takes several inputs, and ONNX export takes one image; use --format safetensors.")
     target.mkdir(parents=True, exist_ok=True)
     files, difference, found = list[str](), None, {}
-    if target.resolve() != folder.resolve():
-        architecture.write(target)
-    if format != "onnx":
-        destination = target / MODEL_FILE
-        if destination.resolve() != (folder / MODEL_FILE).resolve():
-            shutil.copyfile(folder / MODEL_FILE, destination)
-        files.append(str(destination))
-    if format != "safetensors":
-        path = target / "model.onnx"
-        with _replacing(path):
-            _write_onnx(module, architecture, path, options.free_size)
-        files.append(str(path))
-        difference = onnx_difference(module, architecture.input_shape, path, options.free_size) if check else None
-    if options.int8:
-        smaller = target / INT8_FILE
-        with TemporaryDirectory(dir=target, prefix=".int8-") as scratch:
-            written = Path(scratch, INT8_FILE)
-            found = {"int8": write_int8(folder, path, written, options)}
-            with _replacing(smaller):
-                written.replace(smaller)
-        files.append(str(smaller))
+    with TemporaryDirectory(dir=target, prefix=".export-") as scratch:
+        draft, path = Path(scratch, ONNX_FILE), target / ONNX_FILE
+        if format != "safetensors":
+            _write_onnx(module, architecture, draft, options.free_size)
+            difference = onnx_difference(module, architecture.input_shape, draft, options.free_size) if check else None
+        if target.resolve() != folder.resolve():
+            architecture.write(target)
+        if format != "onnx":
+            destination = target / MODEL_FILE
+            if destination.resolve() != (folder / MODEL_FILE).resolve():
+                shutil.copyfile(folder / MODEL_FILE, destination)
+            files.append(str(destination))
+        if format != "safetensors":
+            _place(draft, path)
+            files.append(str(path))
+        if options.int8:
+            draft, smaller = Path(scratch, INT8_FILE), target / INT8_FILE
+            found = {"int8": write_int8(folder, path, draft, options)}
+            _place(draft, smaller)
+            files.append(str(smaller))
     return {"files": files, "onnx_max_difference": difference, **found}
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[None]:
-    """A file is written inside; in a run folder its manifest follows."""
+def _place(draft: Path, path: Path) -> None:
+    """Give a complete file its name, which an older one has until then; in a run folder its manifest lists it."""
+    with draft.open("rb") as file:
+        sync_file(file)
     with listing(path.parent) as manifest:
         if manifest is not None:
-            manifest.remove([path])
-        yield
-        if manifest is not None:
-            manifest.add(path)
+            manifest.commit(draft, path, FileDigest.of(draft))
+        else:
+            draft.replace(path)
 
 
 def _write_onnx(module: nn.Module, architecture: Architecture, path: Path, free_size: bool) -> None:
@@ -153,7 +152,9 @@ def onnx_difference(module: nn.Module, shape: tuple[int, int, int], path: Path, 
     except ImportError as error:
         raise ModelError('checking ONNX needs ONNX Runtime: pip install "snugfit[export]".') from error
     except Exception as error:
-        raise UnusableInputError(f"ONNX Runtime cannot load {path}: {error}") from error
+        raise UnusableInputError(
+            f"ONNX Runtime cannot load the exported network: {first_line(error)}; nothing was written."
+        ) from error
     worst = 0.0
     for images in (torch.randn(1, *shape), torch.randn(3, *(_larger(shape) if free_size else shape))):
         expected = module(images)
@@ -163,10 +164,10 @@ def onnx_difference(module: nn.Module, shape: tuple[int, int, int], path: Path, 
             taken, fixed = (" x ".join(map(str, each)) for each in (images.shape[2:], shape[1:]))
             reason = f" torch.onnx has fixed {fixed} in it; leave out --free-size." if free_size else ""
             raise ModelError(
-                f"ONNX Runtime fails with {path} on images of {taken}: {first_line(error)}.{reason}"
+                f"ONNX Runtime fails on images of {taken}: {first_line(error)}; nothing was written.{reason}"
             ) from error
         difference = float((torch.from_numpy(actual) - expected).abs().max())
         if difference > TOLERANCE * max(1.0, float(expected.abs().max())):
-            raise ModelError(f"ONNX Runtime's logits differ from PyTorch's by {difference:.2g}; {path} is not usable.")
+            raise ModelError(f"ONNX Runtime's logits differ from PyTorch's by {difference:.2g}; nothing was written.")
         worst = max(worst, difference)
     return worst

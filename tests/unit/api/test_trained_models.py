@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import struct
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import nn
 
 import snugfit
 from snugfit import evaluate, export, predict
-from snugfit._engine import quantising
+from snugfit._engine import exporting, quantising
 from snugfit._engine.loading import Architecture
 from snugfit.errors import DataError, ModelError, UsageError
 
@@ -174,6 +175,25 @@ def test_onnx_takes_images_of_any_size_where_the_network_does(small_run, trained
     torch.testing.assert_close(torch.from_numpy(found), snugfit.load(small_run, pooled)(images).detach())
     with pytest.raises(ModelError, match="--free-size: the network takes images of 32 x 32 alone"):
         export(trained[0], tmp_path / "fixed", format="onnx", model=tiny, free_size=True)
+
+
+def test_onnx_file_appears_only_after_it_was_checked(small_run, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    shutil.copytree(small_run, run := tmp_path / "run")
+    (earlier := tmp_path / "earlier").mkdir()
+    (earlier / "model.onnx").write_bytes(b"earlier")
+    with monkeypatch.context() as patch:
+        patch.setattr(exporting, "TOLERANCE", -1.0)
+        for out in (None, earlier, tmp_path / "new"):
+            with pytest.raises(ModelError, match=r"differ from PyTorch's by .*; nothing was written"):
+                export(run, out, format="both", model=pooled)
+    assert snugfit.verify(run).sound and not (run / "model.onnx").exists() and not list((tmp_path / "new").iterdir())
+    assert [(path.name, path.read_bytes()) for path in earlier.iterdir()] == [("model.onnx", b"earlier")]
+    for _ in range(2):
+        export(run, format="onnx", model=pooled)
+        found = snugfit.verify(run)
+        assert found.sound and found.files == snugfit.verify(small_run).files + 1 and not found.extra
 
 
 def test_int8_is_smaller_and_measured_on_test_images(small_run, tmp_path, capfd):
