@@ -163,6 +163,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "posix_fallocate", allocate)
     snugfit.resume(tmp_path / "run", (), model=net())
     whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run"))
+    assert whole.keys() == resumed.keys() == net().state_dict().keys()
     assert all(torch.equal(whole[name], tensor) for name, tensor in resumed.items())
 
 

@@ -119,7 +119,7 @@ def whole(uninterrupted: dict[str, Any], folder: Path, optimizer: str) -> tuple[
 
 
 def assert_same_selections(one: snugfit.Record, other: snugfit.Record) -> None:
-    assert len(one.intervals) == len(other.intervals)
+    assert len(one.intervals) == len(other.intervals) > 0 and all(interval.importance for interval in one.intervals)
     for first, second in zip(one.intervals, other.intervals, strict=True):
         assert first.tensors == second.tensors and first.importance == second.importance
         assert (first.first_epoch, first.epochs) == (second.first_epoch, second.epochs)

@@ -190,7 +190,8 @@ def test_a_dry_step_changes_nothing(micro_batches):
     for _ in range(2):
         dry.dry_step(*batch(seed=7))
     assert not moved(before, dry.module), "weights and BatchNorm's buffers"
-    assert all(torch.equal(momentum[name], value) for name, value in dry.optimizers.state().items())
+    found = dry.optimizers.state()
+    assert found.keys() == momentum.keys() and all(torch.equal(momentum[name], value) for name, value in found.items())
     assert all(parameter.grad is None for parameter in dry.module.parameters())
     assert len(dry.step_seconds) == 1, "what was tried out does not count"
     for made in (dry, plain):
