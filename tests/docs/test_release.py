@@ -1,5 +1,7 @@
 """What a release consists of: one version everywhere, workflows that can be read, notes that exist."""
 
+import re
+
 import pytest
 import yaml
 from pages import ROOT, project
@@ -12,9 +14,13 @@ WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / ".g
 
 def test_one_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert __version__ == PROJECT["version"] == citation["version"]
-    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
-    assert citation["license"] == PROJECT["license"]
+    assert "version" not in PROJECT and PROJECT["dynamic"] == ["version"], "it is read from _version.py"
+    released = [("Unreleased", ""), (__version__, f" - {citation['date-released']}")]
+    assert re.findall(r"^## \[(.+)\](.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[:2] == released
+    assert (citation["version"], citation["license"]) == (__version__, PROJECT["license"])
+    series = __version__.rpartition(".")[0]
+    assert f"Version {series} " in (ROOT / "SECURITY.md").read_text()
+    assert f" to {__version__}\n" in (ROOT / "docs" / "migrating.md").read_text()
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
