@@ -20,6 +20,7 @@ def test_one_version():
     assert (citation["version"], citation["license"]) == (__version__, PROJECT["license"])
     series = __version__.rpartition(".")[0]
     assert f"Version {series} " in (ROOT / "SECURITY.md").read_text()
+    assert f"Version {series}, " in (ROOT / "README.md").read_text()
     assert f" to {__version__}\n" in (ROOT / "docs" / "migrating.md").read_text()
 
 

@@ -1,11 +1,13 @@
 """ultralytics in a memory budget."""
 
+import json
 import subprocess
 import sys
 
 import pytest
 
 pytest.importorskip("ultralytics", exc_type=ImportError)
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")
 
 CHECKPOINT = """
 import resource
@@ -16,11 +18,52 @@ resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 import polars
 print(polars.read_csv(b"epoch,loss\\n1,2.5\\n", infer_schema_length=None).to_dict(as_series=False))
 """
+DETECTION = """
+import json
+from pathlib import Path
+import numpy as np
+from PIL import Image
+from ultralytics import YOLO
+import snugfit.integrations.ultralytics
+
+draw = np.random.default_rng(0)
+for split, count in (("train", 48), ("val", 8)):
+    for kind in ("images", "labels"):
+        Path("boxes", kind, split).mkdir(parents=True)
+    for index in range(count):
+        pixels = draw.integers(0, 100, (96, 96, 3), dtype=np.uint8)
+        (left, top), (width, height), label = draw.integers(0, 56, 2), draw.integers(12, 40, 2), draw.integers(2)
+        pixels[top : top + height, left : left + width, label] = 240
+        Image.fromarray(pixels).save(f"boxes/images/{split}/{index}.png")
+        box = np.array([left + width / 2, top + height / 2, width, height]) / 96
+        Path(f"boxes/labels/{split}/{index}.txt").write_text(f"{label} " + " ".join(map(str, box)))
+names = "names: {0: red, 1: green}"
+Path("data.yaml").write_text(f"path: {Path('boxes').resolve()}\\ntrain: images/train\\nval: images/val\\n{names}\\n")
+
+snugfit.prepare_process(1)
+model = YOLO("yolo11n.yaml")
+budget = snugfit.integrations.ultralytics.MemoryBudget(model, "250MB")
+options = {"epochs": 2, "imgsz": 96, "batch": 16, "nbs": 16, "workers": 0}
+model.train(data="data.yaml", device="cpu", plots=False, project="runs", **options)
+record = budget.budget.record
+print(json.dumps([record.micro_batch, record.steps, record.predicted_bytes, record.measured_bytes]))
+"""
 
 
-def test_what_checkpoints_read_results_with_is_started_before_memory_is_limited():
-    """Threads of polars that are refused memory try again without end."""
+def printed(source, folder):
+    """The last line that a fresh process prints."""
     done = subprocess.run(
-        [sys.executable, "-c", CHECKPOINT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60, check=True
-    )
-    assert done.stdout == b"{'epoch': [1], 'loss': [2.5]}\n"
+        [sys.executable, "-c", source], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=250,
+        check=True,
+    )  # fmt: skip
+    return done.stdout.splitlines()[-1]
+
+
+def test_what_checkpoints_read_results_with_is_started_before_memory_is_limited(tmp_path):
+    """Threads of polars that are refused memory try again without end."""
+    assert printed(CHECKPOINT, tmp_path) == b"{'epoch': [1], 'loss': [2.5]}"
+
+
+def test_detection_stays_within_what_was_predicted(tmp_path):
+    micro_batch, steps, predicted, measured = json.loads(printed(DETECTION, tmp_path))
+    assert (micro_batch, steps) == (16, 6) and 0.7 * predicted < measured <= predicted <= 250_000_000
