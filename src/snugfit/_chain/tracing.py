@@ -19,8 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from snugfit._chain.inputs import pack_inputs
 from snugfit._core.inputs import Input
-from snugfit.errors import ModelError, is_out_of_memory
-from snugfit.errors import first_line as first_line  # noqa: PLC0414 - profiling imports it from here
+from snugfit.errors import ModelError, first_line, is_out_of_memory
 
 LAYERS = (_ConvNd, nn.Linear)
 """Layers with weights that make consecutive nodes a unit."""

@@ -255,13 +255,13 @@ class _Attempt:
         if len(sizes) < len(FIRST_BATCHES):
             sizes.append(limit)  # a single point would say nothing of it
         if len(self.probe.sizes) == 1:
-            sizes = [*self.probe.sizes]
+            sizes = [batch for batch in self.probe.sizes if batch >= self.smallest_batch]
         for batch in sizes:
             if self._is_hopeless(batch, before) or not self._measure(batch):
                 break
         if not self.measured and len(self.probe.sizes) != 1:
             self._measure(self.smallest_batch)
-        elif len(self.measured) == len(sizes):
+        elif self.measured and len(self.measured) == len(sizes):
             self._measure_largest(before)
 
     def _is_hopeless(self, batch: int, before: int) -> bool:

@@ -21,9 +21,8 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_iter
 
 from snugfit._chain import Chain
-from snugfit._chain.tracing import first_line
 from snugfit._core.profile import OperatorStats, Saved, Scratch, StepSeconds, TensorProfile, TensorStats
-from snugfit.errors import ModelError
+from snugfit.errors import ModelError, first_line
 from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
 from snugfit.memory.tensors import storage_id
 from snugfit.profiling.operator import Kept, KernelContext, Operator, SavedTensor, Timed, enough, timed, typical

@@ -366,6 +366,13 @@ def test_the_only_size_that_may_be_chosen_is_measured_alone():
     assert measure_probe(made, machine, machine) is None and ran == [], "it is known not to fit"
 
 
+def test_an_only_size_that_cannot_train_is_not_run():
+    """Of two images, parts are of one, which batch norms refuse; a step that takes long asks for its floor again."""
+    machine = Machine()
+    made, ran = probe(machine, fixed=500, sample=10, limit=2, floor=one_value_per_channel, sizes=(1,))
+    assert measure_probe(replace(made, longest_seconds=-1.0), machine, machine) is None and ran == []
+
+
 def test_a_first_batch_that_cannot_fit_is_not_tried():
     machine = Machine(budget=1000 + 150)
     made, ran = probe(machine, fixed=0, sample=100)
