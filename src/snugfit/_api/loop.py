@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
@@ -26,6 +26,7 @@ from snugfit._training.losses import Loss, require_mean
 from snugfit._training.run import TRIM_SECONDS
 from snugfit.errors import BudgetExceededError, ModelError, UsageError, is_out_of_memory
 from snugfit.memory import MemoryLimit, PeakMeter, make_meter, release_memory, trim_heap
+from snugfit.memory.freed_memory import FreedMemory
 from snugfit.profiling import META_PASS_BYTES
 from snugfit.strategies.recomputation.schedule import Schedule
 
@@ -124,6 +125,8 @@ class FitStep:
         self._known = {*part_sizes(plan.batch_size, plan.micro_batches)}
         self._steps = self._measured = 0
         self._closed = False
+        self._freed = FreedMemory()
+        self._freed.begin(plan.predicted_bytes if plan.kept_bytes else 0)
         self._trimmed_at = time.perf_counter()
 
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
@@ -149,12 +152,18 @@ class FitStep:
             if not is_out_of_memory(error):
                 raise
         if loss is None:  # outside of the except clause, which keeps all tensors alive
+            self._freed.give_up()
             release_memory()
             raise self._exceeded(len(images))
         self._known.update(sizes)
         self._steps += 1
         self._measured = max(self._measured, self._meter.mark())
+        self._freed.after_step(self._measured)
         return loss
+
+    def keeping(self) -> AbstractContextManager[None]:
+        """The context of all steps, in which freed memory may be kept."""
+        return self._freed.kept()
 
     def _check(self, images: Tensor, targets: Tensor) -> None:
         if self._closed:
@@ -176,7 +185,7 @@ class FitStep:
     def _tick(self) -> None:
         """Read the peak, and let the limit follow the memory that is mapped; trim the heap at times."""
         self._measured = max(self._measured, self._meter.mark())
-        if time.perf_counter() - self._trimmed_at > TRIM_SECONDS:
+        if time.perf_counter() - self._trimmed_at > TRIM_SECONDS and not self._freed.keeps:
             trim_heap()
             self._trimmed_at = time.perf_counter()
         self._limit.refresh()
@@ -269,13 +278,14 @@ def fit(
         network = LoopNetwork(model, chain, loss_function, optimizer_of(request))
         workload = step_workload(network.model, shape, chosen.batch_size, network.optimizer)
         images, targets = (_resized(each, chosen.batch_size).to(device) for each in example)
-        plan = LoopPlanner(network, workload, (images, targets), limit, meter).plan()
+        plan = LoopPlanner(network, workload, (images, targets), limit, meter).plan().with_kept_memory(limit)
         step = FitStep(network, plan, limit, meter, example)
         del images, targets, example, chain, network
         release_memory()
         meter.restart()
         try:
-            yield step
+            with step.keeping():
+                yield step
         finally:
             step._close()
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from snugfit._chain import Chain, on_meta_or
 from snugfit._core.budget import Budget
+from snugfit._core.machine_memory import machine_memory, private_bytes
 from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.parts import largest_parts, part_sizes
 from snugfit._core.profile import ProbeLine, Profile
@@ -22,6 +23,7 @@ from snugfit._training.dry_run import SPARE_BYTES, smaller_batch_sizes
 from snugfit.errors import BudgetExceededError, InfeasibleBudgetError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory, tensor_peak_bytes
 from snugfit.memory.address_space import KERNEL_BYTES
+from snugfit.memory.freed_memory import LOOP_GROWTH, kept_peak
 from snugfit.profiling import META_PASS_BYTES, Probe, alone, unit_stats
 from snugfit.profiling.measuring import FIRST_GROWTH
 from snugfit.strategies.checkpoint.candidates import Candidate, find_candidates, schedule_of_probe, schedule_probes
@@ -44,6 +46,7 @@ class LoopPlan:
         batch_size: images of a whole batch.
         recomputation: units that are computed again, as a ``Schedule`` prints; empty if none are.
         predicted_bytes: upper bound of the peak above the baseline.
+        kept_bytes: what of it is freed memory that the heap keeps from step to step, for speed.
     """
 
     micro_batch: int
@@ -51,6 +54,15 @@ class LoopPlan:
     batch_size: int
     recomputation: str
     predicted_bytes: int
+    kept_bytes: int = 0
+
+    def with_kept_memory(self, limit: MemoryLimit) -> LoopPlan:
+        """The plan with the peak that keeping freed memory may lead to within the limit; unchanged on a GPU."""
+        if limit.device.type != "cpu":
+            return self
+        free = machine_memory(private_bytes()).free_bytes
+        peak = kept_peak(self.predicted_bytes, limit.budget_bytes, free, LOOP_GROWTH)
+        return replace(self, predicted_bytes=peak, kept_bytes=peak - self.predicted_bytes)
 
 
 def step_workload(

@@ -6,18 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from snugfit._core.explanation import kept_memory_note
-from snugfit._core.plan import Candidate, Correction, Phase, Plan
+from snugfit._core.plan import Candidate, Correction, Plan
 from snugfit._planner.calibration import PastRun, corrected, correction
-from snugfit.memory.address_space import KERNEL_BYTES
-from snugfit.memory.freed_memory import LEVELS
-from snugfit.memory.process import sets_thresholds
-
-MOST_GROWTH = 1.4
-"""Factor up to which a peak may grow."""
-LEFT_SHARE = 0.05
-"""Share of a memory budget that is left free."""
-FREE_SHARE = 0.5
-"""Share of the machine's free memory up to which a peak may grow for speed."""
+from snugfit.memory.freed_memory import kept_peak
 
 
 def with_kept_memory(plan: Plan, runs: Sequence[PastRun] = ()) -> Plan:
@@ -28,12 +19,14 @@ def with_kept_memory(plan: Plan, runs: Sequence[PastRun] = ()) -> Plan:
     memory, too, correct the predicted seconds: steps are measured without it.
     """
     cost = plan.choice.predicted if plan.choice else None
-    if plan.choice is None or cost is None or plan.memory is None or plan.aim == "memory" or not sets_thresholds():
+    if plan.choice is None or cost is None or plan.memory is None or plan.aim == "memory":
         return plan
-    budget, room = plan.budget.memory_bytes, int(plan.free_bytes * FREE_SHARE)
-    if budget is not None:
-        room = min(room, int(budget * (1 - LEFT_SHARE)) - KERNEL_BYTES)
-    phases = tuple(_with_kept(phase, room) for phase in cost.phases)
+    budget, free = plan.budget.memory_bytes, plan.free_bytes
+    peaks = [kept_peak(phase.peak_bytes, budget, free) for phase in cost.phases]
+    phases = tuple(
+        replace(phase, peak_bytes=peak, kept_bytes=peak - phase.peak_bytes)
+        for phase, peak in zip(cost.phases, peaks, strict=True)
+    )
     most = max((phase.peak_bytes for phase in phases), default=0)
     if most <= cost.peak_bytes or not all(phase.steps for phase in phases):
         return plan
@@ -50,11 +43,3 @@ def _corrected(choice: Candidate, plan: Plan, runs: Sequence[PastRun]) -> Candid
         return choice
     cost = corrected(choice.predicted, Correction(seconds=found.seconds / present.seconds))
     return replace(choice, predicted=cost, correction=replace(found, peak=present.peak))
-
-
-def _with_kept(phase: Phase, room_bytes: int) -> Phase:
-    """The phase with a peak of up to ``room_bytes``; unchanged if no level is possible so."""
-    peak = min(int(phase.peak_bytes * MOST_GROWTH), room_bytes)
-    if peak < phase.peak_bytes * LEVELS[1].growth:
-        return phase
-    return replace(phase, peak_bytes=peak, kept_bytes=peak - phase.peak_bytes)

@@ -1,4 +1,4 @@
-"""Freed memory that the heap keeps between two steps, as far as a predicted peak has room for it.
+"""Freed memory that the heap keeps between two steps, if a predicted peak has room for it.
 
 Memory that goes back to the system has to be mapped again, page by page, for the next tensor, which takes a large part
 of a step. Freed memory in the heap has holes that not every tensor fits into, so peaks grow with what is kept.
@@ -8,57 +8,55 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
-from snugfit.memory.process import MMAP_THRESHOLD_BYTES, set_thresholds, trim_heap
+from snugfit.memory.address_space import KERNEL_BYTES
+from snugfit.memory.process import MMAP_THRESHOLD_BYTES, set_thresholds, sets_thresholds, trim_heap
 
-_MIB = 2**20
 KEEP_ALL_BYTES = 2**30
+THRESHOLDS = tuple(MMAP_THRESHOLD_BYTES << doublings for doublings in range(10))
+"""Freed blocks of fewer bytes are kept, one threshold after another: from nothing to 32 MiB."""
 SETTLED_STEPS = 2
 """Steps after which a peak shows what a threshold takes."""
 FULL_SHARE = 0.95
 """Share of the allowed peak above which nothing is kept any more."""
+GROWTH = 1.5
+"""Upper bound of the factor by which a peak grows: 1.0 to 1.2 in most networks. If all feature maps have one size, they
+are kept at one threshold: 1.47 in a network of equal convolutions, 1.45 in ResNet-20 with recomputation."""
+LOOP_GROWTH = 1.9
+"""The same in loops whose images are not channels_last: 1.79 in a network of equal convolutions."""
+LEFT_SHARE = 0.05
+"""Share of a memory budget that is left free."""
+FREE_SHARE = 0.5
+"""Share of the machine's free memory up to which a peak may grow for speed."""
 
 
-class Level(NamedTuple):
-    """What is kept: freed blocks of less than ``threshold_bytes``, which are not mapped by themselves.
+def kept_peak(peak_bytes: int, budget_bytes: int | None, free_bytes: int, growth: float = GROWTH) -> int:
+    """The peak that keeping freed memory may lead to, in a budget and in the machine's free memory.
 
-    ``growth`` is more than the factor by which peaks of training steps were seen to grow over the level before. Most of
-    a small network's feature maps may come at one level: accumulating 11 images with recomputation, ResNet-20 grew by
-    1.25 at 256 KiB and by 1.14 at 512.
+    It is ``peak_bytes`` where these have no room for so much growth, and where malloc is not glibc's.
     """
-
-    threshold_bytes: int
-    growth: float
-
-
-LEVELS = (
-    Level(MMAP_THRESHOLD_BYTES, 1.0),
-    Level(2 * MMAP_THRESHOLD_BYTES, 1.3),
-    Level(4 * MMAP_THRESHOLD_BYTES, 1.3),
-    Level(8 * MMAP_THRESHOLD_BYTES, 1.3),
-    Level(_MIB, 1.3),
-    Level(2 * _MIB, 1.27),
-    Level(8 * _MIB, 1.25),
-    Level(32 * _MIB, 1.2),
-)
+    room = int(free_bytes * FREE_SHARE)
+    if budget_bytes is not None:
+        room = min(room, int(budget_bytes * (1 - LEFT_SHARE)) - KERNEL_BYTES)
+    peak = int(peak_bytes * growth)
+    return peak if sets_thresholds() and peak <= room else peak_bytes
 
 
 class FreedMemory:
     """Chooses, after each step, how much freed memory the heap keeps.
 
-    A phase begins with none. Every other step more is kept, as long as the peak that this may lead to is allowed. If
-    the peak comes close to what is allowed nevertheless, nothing is kept for the rest of the phase.
+    A phase begins with none. Every other step more is kept. If the peak comes close to what is allowed, nothing is kept
+    for the rest of the phase.
     """
 
     def __init__(self) -> None:
-        self._allowed_bytes, self._level, self._steps, self._most_bytes = 0, 0, 0, 0
-        self._active = self._settled = False
+        self._allowed_bytes, self._level, self._steps = 0, 0, 0
+        self._active, self._settled = False, True
 
     def begin(self, allowed_bytes: int) -> None:
         """Begin a phase whose peak is to stay below ``allowed_bytes``; 0 keeps nothing."""
-        self._allowed_bytes, self._level, self._steps, self._most_bytes = allowed_bytes, 0, 0, 0
-        self._settled = False
+        self._allowed_bytes, self._level, self._steps = allowed_bytes, 0, 0
+        self._settled = allowed_bytes == 0
 
     @property
     def keeps(self) -> bool:
@@ -74,28 +72,26 @@ class FreedMemory:
             yield
         finally:
             if self._level:
-                set_thresholds(LEVELS[0].threshold_bytes)
+                set_thresholds(THRESHOLDS[0])
                 trim_heap()
             self._active = False
 
     def after_step(self, peak_bytes: int) -> None:
         """Keep more or less, given the largest peak since the phase began."""
         self._steps += 1
-        self._most_bytes = max(peak_bytes, self._most_bytes)
-        if self._level and peak_bytes > FULL_SHARE * self._allowed_bytes:
-            self._level, self._settled = 0, True
+        if peak_bytes > FULL_SHARE * self._allowed_bytes:
+            self.give_up()
+        elif self._steps % SETTLED_STEPS == 0 and not self._settled:
+            self._level += 1
+            self._settled = self._level == len(THRESHOLDS) - 1
+            self._apply()
+
+    def give_up(self) -> None:
+        """Keep nothing for the rest of the phase."""
+        kept, self._level, self._settled = self._level, 0, True
+        if kept:
             self._apply()
             trim_heap()
-        elif self._steps % SETTLED_STEPS == 0 and not self._settled:
-            self._keep_more()
-
-    def _keep_more(self) -> None:
-        following = self._level + 1
-        if following == len(LEVELS) or self._most_bytes * LEVELS[following].growth >= self._allowed_bytes:
-            self._settled = True
-            return
-        self._level = following
-        self._apply()
 
     def _apply(self) -> None:
-        set_thresholds(LEVELS[self._level].threshold_bytes, KEEP_ALL_BYTES if self._level else None)
+        set_thresholds(THRESHOLDS[self._level], KEEP_ALL_BYTES if self._level else None)

@@ -315,6 +315,45 @@ def test_measured_is_at_most_predicted_which_is_at_most_the_budget(fresh_process
     assert recomputed["recomputation"], "batch norms need two images, which do not fit without recomputation"
 
 
+def keeping():
+    """Page faults of the first four steps and of four later ones, in a budget with room and in one without."""
+    import resource
+
+    import torch
+
+    import snugfit
+
+    def faults(step, images, targets):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(4):
+            step(images, targets)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    def trained(memory):
+        example = torch.randn(64, 3, 32, 32), torch.randint(10, (64,))
+        options = {"memory": memory, "batch_size": 64, "example": example}
+        with snugfit.fit(deep(), torch.nn.functional.cross_entropy, **options) as step:
+            step(*example)
+            first = faults(step, *example)
+            for _ in range(4):
+                faults(step, *example)
+            return {"first": first, "later": faults(step, *example), "kept": step.plan.kept_bytes, **vars(step.record)}
+
+    snugfit.prepare_process(1)
+    ample = trained("600MB")
+    least = ample["predicted_bytes"] - ample["kept"]
+    return [ample, trained(int(least * 1.5))]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the thresholds are glibc's")
+def test_freed_memory_is_kept_for_the_next_step_where_the_budget_has_room(fresh_process):
+    ample, scarce = fresh_process(keeping, helpers=(deep,))["keeping"]
+    for record in (ample, scarce):
+        assert record["measured_bytes"] <= record["predicted_bytes"] <= record["budget_bytes"], record
+    assert ample["kept"] > 0 == scarce["kept"]
+    assert ample["later"] < ample["first"] / 2 and scarce["later"] > scarce["first"] / 2
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")
 def test_the_smallest_budget_of_the_error_is_enough(fresh_process):
     record = fresh_process(smallest, helpers=(deep, trained))["smallest"]

@@ -25,14 +25,14 @@ def run_in_budgets():
     snugfit.prepare_process(1)
     free = run_in(None)
     least = free[2] - free[0]
-    return [free, run_in(int(least * 1.54)), run_in(int(least * 1.5))]
+    return [free, run_in(int(least * 1.75)), run_in(int(least * 1.2))]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the thresholds are glibc's")
 def test_measured_is_at_most_predicted_which_is_at_most_the_budget(fresh_process, tmp_path):
     found = fresh_process(run_in_budgets, helpers=(run_in,), folder=tmp_path)["run_in_budgets"]
-    for kept, measured, predicted, budget in found:
-        assert kept > 0 and 0 < measured <= predicted <= (budget or predicted), found
+    for _, measured, predicted, budget in found:
+        assert 0 < measured <= predicted <= (budget or predicted), found
     without, ample, scarce = found
-    assert scarce[0] < ample[0] < without[0]
+    assert without[0] > 0 < ample[0] and scarce[0] == 0
     assert without[1] > without[2] - without[0], "it takes more than it needs without keeping"
