@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -27,6 +28,11 @@ from snugfit._training.events import Subscriber
 from snugfit._training.own_parts import OwnParts
 from snugfit._training.stopping import StopFlag
 from snugfit.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from snugfit._core.keywords import PlanKeywords
 
 
 @dataclass(frozen=True)
@@ -142,7 +148,7 @@ def plan(
     budget: Budget | None = None,
     *,
     subscribers: Sequence[Subscriber] = (),
-    **options: Any,
+    **options: Unpack[PlanKeywords],
 ) -> RunnablePlan:
     """Say which strategies fit a budget, and what each costs.
 
@@ -174,13 +180,13 @@ def plan(
         DataError, ModelError: data or model cannot be used.
     """
     shown(None)  # now, because what is imported after planning leaves less of a total
-    own, options = _own_parts(options)
-    if callable(options.get("optimizer")):
+    own, named = _own_parts({**options})
+    if callable(named.get("optimizer")):
         raise UsageError(
             "optimizer= is a function, but a plan must know an optimizer's state before it exists, and gradients are "
             "applied one by one: give 'sgd', 'adamw' or 'schedulefree'. snugfit.fit bounds a training loop of your own."
         )
-    request = Request.of(**options)
+    request = Request.of(**named)
     check_foreign_options(request)
     require_places(request.machine.out, request.machine.cache_dir)
     splits, module = own_splits(data, request), None
@@ -196,6 +202,22 @@ def plan(
             raise UsageError(f"give the budget once: as snugfit.Budget(...), or as {keywords}.")
         request = replace(request, budget=_budget_options(budget))
     return RunnablePlan(**vars(make_plan(request, splits, module, subscribers, own=own)))
+
+
+def _with_keywords(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a function with the options of a request, for completion and help where code runs."""
+    request, own = Request(), inspect.signature(function)
+    groups = [getattr(request, group.name) for group in fields(request)]
+    defaults = {option.name: getattr(group, option.name) for group in groups for option in fields(group)}
+    named = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    others = [name for name in (*defaults, "metrics") if name not in own.parameters]
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name)) for name in sorted(others)
+    ]
+    return own.replace(parameters=[*named, *options])
+
+
+vars(plan)["__signature__"] = _with_keywords(plan)
 
 
 def _own_parts(options: dict[str, Any]) -> tuple[OwnParts, dict[str, Any]]:

@@ -1,0 +1,73 @@
+"""The typed keywords of a plan are the options of a request, and so is the signature that editors complete from."""
+
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+
+import snugfit
+from snugfit._core.keywords import PlanKeywords
+from snugfit._core.request import Request
+
+OPTIONS = {
+    name: kind
+    for group in fields(Request())
+    for name, kind in get_type_hints(type(getattr(Request(), group.name)), include_extras=True).items()
+}
+WIDER = {str: (int, float, Path, Sequence[int], Sequence[float], tuple[int, int]), int: (tuple[int, int],)}
+"""Types of values that mean what a flag's text means."""
+
+
+def alternatives(kind):
+    """The types of a union, each without what it is annotated with; a literal's values."""
+    if get_origin(kind) is Annotated:
+        return alternatives(get_args(kind)[0])
+    if get_origin(kind) in (Union, types.UnionType):
+        return {each for part in get_args(kind) for each in alternatives(part)}
+    return set(get_args(kind)) if get_origin(kind) is Literal else {kind}
+
+
+def test_every_option_is_a_keyword_and_the_other_way_round():
+    assert set(get_type_hints(PlanKeywords)) == {*OPTIONS, "metrics"} - {"model", "data"}
+
+
+@pytest.mark.parametrize("name", sorted({*OPTIONS} - {"model", "data", "loss", "schedule"}))
+def test_types_are_those_of_the_options_or_wider(name):
+    here, there = alternatives(get_type_hints(PlanKeywords)[name]), alternatives(OPTIONS[name])
+    assert there <= here and here - there <= {each for kind in there for each in WIDER.get(kind, ())}
+
+
+@pytest.mark.parametrize("name", ["loss", "schedule"])
+def test_functions_stand_for_what_python_alone_can_pass(name):
+    here, there = alternatives(get_type_hints(PlanKeywords)[name]), alternatives(OPTIONS[name])
+    functions = {each for each in here if get_origin(each) is Callable}
+    assert len(functions) == 1 and here - functions == there - {"python"}
+
+
+def test_the_signature_has_all_of_them_with_their_defaults():
+    found = inspect.signature(snugfit.plan).parameters
+    assert {*get_type_hints(PlanKeywords)} <= set(found)
+    assert all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in found.values())
+    assert [*found][:4] == ["model", "data", "budget", "subscribers"] and found["model"].default == "vgg16"
+    defaults = {name: found[name].default for name in ("epochs", "memory", "strategy", "metrics")}
+    assert defaults == {"epochs": 10, "memory": None, "strategy": "auto", "metrics": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("memory", 100_000_000), ("input_shape", (3, 32, 32)), ("image_size", (32, 48)), ("class_weights", [1.0, 2.0]),
+        ("module_units", 2), ("prune", 0.5), ("out", Path("run")),
+    ],
+)  # fmt: skip
+def test_values_that_mean_what_a_text_means_are_taken(name, value):
+    assert Request.of(**{name: value}) != Request()
+
+
+def test_what_is_no_option_is_still_refused_by_name():
+    with pytest.raises(snugfit.errors.UsageError, match="unknown option 'epoch'"):
+        snugfit.plan(epoch=3)
