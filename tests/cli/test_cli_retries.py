@@ -16,7 +16,6 @@ from snugfit._core.option_groups import BudgetOptions, MachineOptions, ModelOpti
 from snugfit._core.plan import Candidate, Cost, Plan
 from snugfit._core.request import Request, StrategyOptions
 from snugfit._core.run_memory import RunMemory
-from snugfit._core.serial import to_data
 from snugfit._core.workload import Workload
 
 REQUEST = Request(
@@ -399,17 +398,6 @@ def test_what_fits_stays_chosen_if_no_exact_strategy_fits_alone():
     machine, first = Machine(), inexact(replace(alone("backprop"), budget=BudgetOptions("20MB")))
     first["plan"]["budget"]["memory"] = 20 * MB
     assert plan_again(REQUEST, first, machine) is first and machine.asked == []
-
-
-def test_a_strategy_that_was_planned_again_has_its_candidates_from_there():
-    """Alone, backprop takes 5 seconds; next to others it takes 30, and blockwise 20."""
-    first = inexact(alone("backprop"))
-    slow = to_data(Candidate("backprop", True, predicted=Cost(1, 3.0, 30.0), exact=True))
-    first["plan"]["candidates"] = [*first["plan"]["candidates"][:1], slow]
-    found = plan_again(REQUEST, first, lambda request: fitting("backprop", seconds=5.0))
-    seconds = {each["strategy"]: each["predicted"]["seconds"] for each in found["plan"]["candidates"]}
-    assert len(found["plan"]["candidates"]) == len(seconds) and seconds["backprop"] == 5.0
-    assert Request.from_json(found["request"]) == alone("backprop")
 
 
 def test_what_is_planned_again_in_vain_is_trained_as_it_was_planned(monkeypatch):

@@ -41,10 +41,13 @@ class LoopOptions(Checked):
     optimizer_state: OptimizerState | None = None
     lr: float | None = None
     weight_decay: float | None = None
+    keep_freed: bool = False
 
     def request(self) -> Request:
         """The same as the request of a plan, which checks learning rate and weight decay."""
-        return Request.of(**asdict(self))
+        options = asdict(self)
+        del options["keep_freed"]
+        return Request.of(**options)
 
 
 @dataclass(frozen=True)
@@ -257,7 +260,8 @@ def fit(
         memory: the budget, like ``"300MB"``.
         **options: ``batch_size``, ``optimizer`` (``sgd`` or ``adamw``), ``optimizer_state``, ``lr`` and
             ``weight_decay``, with the defaults of :func:`snugfit.plan`; the learning rate stays constant unless
-            ``step.lr`` is set.
+            ``step.lr`` is set. ``keep_freed=True`` keeps freed memory for the next step, if the budget holds 1.9 times
+            the peak: steps are faster, and whatever else the loop does, such as validation, has less of the budget.
 
     Raises:
         UsageError: an option, the example or the loss cannot be used.
@@ -278,7 +282,8 @@ def fit(
         network = LoopNetwork(model, chain, loss_function, optimizer_of(request))
         workload = step_workload(network.model, shape, chosen.batch_size, network.optimizer)
         images, targets = (_resized(each, chosen.batch_size).to(device) for each in example)
-        plan = LoopPlanner(network, workload, (images, targets), limit, meter).plan().with_kept_memory(limit)
+        plan = LoopPlanner(network, workload, (images, targets), limit, meter).plan()
+        plan = plan.with_kept_memory(limit) if chosen.keep_freed else plan
         step = FitStep(network, plan, limit, meter, example)
         del images, targets, example, chain, network
         release_memory()

@@ -90,14 +90,17 @@ class RunnablePlan(Planned):
             InterruptedRunError: it was stopped; :func:`snugfit.resume` continues.
             SnugfitError: as training may raise; see ``snugfit.errors``.
         """
-        if self.plan.choice is None:
-            raise infeasible_error(self.plan)
-        self._require_processes()
-        require_data(self.assembly.request.data)
+        self._require_runnable()
         return TrainedRecord(execute(self, shown(subscribers), out, stop), self.assembly.module)
 
     def begin(self) -> Path:
-        """Write the run folder, from which :func:`snugfit.resume` trains in another process, and return it."""
+        """Write the run folder, from which :func:`snugfit.resume` trains in another process, and return it.
+
+        Raises:
+            UsageError: it was planned without data, or takes several processes.
+            InfeasibleBudgetError: nothing fits the budget.
+        """
+        self._require_runnable()
         return begin(self, self.assembly.request.machine.out)
 
     def compare(self, steps: int = TRIAL_STEPS, subscribers: Sequence[Subscriber] = ()) -> list[Trial]:
@@ -119,6 +122,12 @@ class RunnablePlan(Planned):
         from snugfit._engine.trials import compare
 
         return compare(self, steps, subscribers)
+
+    def _require_runnable(self) -> None:
+        if self.plan.choice is None:
+            raise infeasible_error(self.plan)
+        self._require_processes()
+        require_data(self.assembly.request.data)
 
     def _require_processes(self) -> None:
         """Refuse a plan over several processes in a single one."""

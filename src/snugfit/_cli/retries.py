@@ -1,8 +1,8 @@
 """Plan again in fresh processes where that is better than the first plan. Find the smallest budget that works.
 
 Memory that measurements leave behind counts to the budget. So strategies that are expected to do better alone are
-planned again, each in a process of its own. If nothing fits, each strategy is, and then with the leanest of those
-settings that the user did not set (``snugfit._engine.retries``). If nothing fits with
+planned again, each in a process of its own. If nothing fits, every strategy is planned again, and then with the leanest
+of those settings that the user did not set (``snugfit._engine.retries``). If nothing fits with
 optimizer state in float32, strategies are planned with state in 8 bits, and then with weights in bfloat16 as well. If
 nothing fits either, the leanest requests are measured in larger budgets.
 
@@ -88,23 +88,13 @@ def plan_again(request: Request, first: dict[str, Any], plan: Planner) -> dict[s
 
 
 def _with_others(request: Request, first: dict[str, Any], plan: Planner) -> dict[str, Any]:
-    """The first plan, and what fits in processes of its own; a strategy that does counts as planned there."""
+    """The first plan, and what else fits in processes of its own."""
     answers = Answers()
     for each in map(Request.from_json, first.get("retries", ())):
         if _expected(first, each) <= HOPELESS * first["plan"]["budget"]["memory"]:
-            note(f"planning {_described(each, request)} in a process of its own, where it may do better")
+            note(f"planning {_described(each, request)} in a process of its own, where less memory is in use")
             answers.append((each, plan(each)))
-    fitting = [(each, found) for each, found in answers if _fits(found)]
-    names = {each.strategy.strategy for each, _ in fitting}
-    same = {name for name in names if any(each == request.with_strategy(name) for each, _ in fitting)}
-    return _merged(first, [(request, _without(first, same)), *fitting]) if fitting else first
-
-
-def _without(found: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    """An answer without the candidates of some strategies."""
-    plan = found["plan"]
-    candidates = [each for each in plan["candidates"] if each["strategy"] not in names]
-    return {**found, "plan": {**plan, "candidates": candidates}}
+    return _merged(first, [(request, first), *answers]) if any(_fits(found) for _, found in answers) else first
 
 
 def _is_no_worse(one: Request, other: Request) -> bool:

@@ -108,7 +108,7 @@ def _planning(job: dict[str, Any], subscribers: Subscribers) -> Subscribers:
 
 def _plan(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
     request, shown = Request.from_json(job["request"]), _planning(job, subscribers)
-    planned = api.plan_request(request, subscribers=shown, fresh=_may_be_fresh())
+    planned = api.plan_request(request, subscribers=shown, fresh=_may_be_fresh() and not job["compare_steps"])
     if planned.plan.choice is None:
         return {**_refused(planned), "comparison": []}
     from snugfit._engine.retries import retry_requests, smallest_fitting

@@ -151,7 +151,7 @@ def search(
         for name, reason in not_considered.items()
     ]
     plan, fresh = (_ranked_plan(question, [*each, *rest]) for each in (proposals.candidates, proposals.fresh))
-    is_fresh = _changes_choice(plan, fresh)
+    is_fresh = _changes_choice(plan, fresh) and state.has_more_room(proposals, fresh.choice)
     plan = fresh if is_fresh else plan
     return SearchResult(
         replace(plan, explanation=explanation_of(plan)),
@@ -169,11 +169,13 @@ def _ranked_plan(question: PlanningInput, candidates: Iterable[Candidate]) -> Pl
 
 
 def _changes_choice(plan: Plan, fresh: Plan) -> bool:
-    """Whether a fresh process trains something else, or with other settings."""
+    """Whether a fresh process trains by a better strategy, or with other settings."""
     here, there = plan.choice, fresh.choice
     if here is None or there is None:
         return there is not None
-    return (here.strategy, here.settings) != (there.strategy, there.settings)
+    if here.strategy != there.strategy:
+        return ranked([here, there], plan.aim)[0] is there
+    return here.settings != there.settings
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,12 @@ class _Search:
             return in_fresh_process(proposals.profile, probes, self.resting_bytes)
         return without_others(proposals.profile, probes)
 
+    def has_more_room(self, proposals: _Proposals, choice: Candidate | None) -> bool:
+        """Whether a fresh process has more memory for a choice, kernels of a batch size included."""
+        here, fresh = (self.profile_of(proposals, choice, fresh=each) for each in (False, True))
+        kernels = max((line.shape_bytes for line in fresh.lines.values()), default=0.0)
+        return fresh.base_bytes + kernels < here.base_bytes
+
     def may_fit_alone(self, plan: Plan) -> tuple[str, ...]:
         """Strategies that were refused, and may fit where no other one was measured, if the choice trains for long.
 
@@ -266,7 +274,8 @@ class _Search:
         choice, budget = plan.choice, plan.budget.memory_bytes
         if budget is None or choice is None or choice.predicted is None or choice.predicted.seconds < LONG_SECONDS:
             return ()
-        refused = (each for each in plan.candidates if not each.feasible and each.smallest_bytes is not None)
+        fitting = {each.strategy for each in plan.candidates if each.feasible}
+        refused = (each for each in plan.candidates if each.strategy not in fitting and each.smallest_bytes is not None)
         near = (each.strategy for each in refused if (each.smallest_bytes or 0) <= NEAR * budget)
         return tuple(dict.fromkeys(near))
 

@@ -20,7 +20,6 @@ from snugfit._quantities import format_bytes
 from snugfit._training.run import TRIM_SECONDS
 from snugfit.errors import UsageError
 from snugfit.memory import MemoryLimit, make_meter, release_memory, trim_heap
-from snugfit.memory.freed_memory import FreedMemory
 from snugfit.profiling import META_PASS_BYTES
 
 
@@ -52,7 +51,6 @@ class LoopBudget:
         self._inside, self._open = ExitStack(), ExitStack()
         self._known: set[int] = set()
         self.steps = self._measured = 0
-        self._freed = FreedMemory()
         self._trimmed_at = time.perf_counter()
 
     def plan(self, module: nn.Module, make_step: Callable[[], LibraryStep], batch_size: int) -> LoopPlan:
@@ -64,8 +62,7 @@ class LoopBudget:
         with self._limit:
             with self._limit.allow_address_space(META_PASS_BYTES):
                 step = make_step()
-            planned = StepPlanner(step, batch_size, self._limit, self._meter).plan()
-        self.loop_plan = planned.with_kept_memory(self._limit)
+            self.loop_plan = StepPlanner(step, batch_size, self._limit, self._meter).plan()
         self._known = {self.loop_plan.micro_batch}
         return self.loop_plan
 
@@ -76,9 +73,6 @@ class LoopBudget:
         self.steps = self._measured = 0
         self._open.enter_context(self._limit)
         self._open.callback(self.mark)
-        if self.loop_plan is not None:
-            self._freed.begin(self.loop_plan.predicted_bytes if self.loop_plan.kept_bytes else 0)
-            self._open.enter_context(self._freed.kept())
         self._meter.restart()
 
     def begin(self, images: int | None) -> None:
@@ -89,8 +83,7 @@ class LoopBudget:
         if self.loop_plan is None:
             return
         self.end()
-        self._freed.after_step(self._measured)
-        if time.perf_counter() - self._trimmed_at > TRIM_SECONDS and not self._freed.keeps:
+        if time.perf_counter() - self._trimmed_at > TRIM_SECONDS:
             trim_heap()
             self._trimmed_at = time.perf_counter()
         self._limit.refresh()

@@ -77,7 +77,9 @@ class FreedMemory:
             self._active = False
 
     def after_step(self, peak_bytes: int) -> None:
-        """Keep more or less, given the largest peak since the phase began."""
+        """Keep more or less, given the largest peak since the phase began; nothing outside of :meth:`kept`."""
+        if not self._active:
+            return
         self._steps += 1
         if peak_bytes > FULL_SHARE * self._allowed_bytes:
             self.give_up()

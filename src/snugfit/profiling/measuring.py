@@ -230,17 +230,30 @@ def in_fresh_process(profile: Profile, probes: Sequence[Probe | TensorProbe], re
     """The profile with the base of a process that trains what these probes measure, and has measured nothing.
 
     Its base is ``resting_bytes``, with data and network in memory, and what training leaves at one batch size. Kernels
-    of other sizes, and what measuring allocated in the heap and cannot return, are not part of it.
+    of other sizes, and what measuring allocated in the heap and cannot return, are not part of it. A process generates
+    a kernel once, so kernels of these probes may have been left by others: the most of one other probe count, too.
     """
-    lines, left = dict(profile.lines), 0
+    lines, own = dict(profile.lines), {probe.name for probe in probes}
+    left = sum(_left_by_one_size(profile, name) for name in own)
+    others = (
+        _left_by_one_size(profile, name) + (lines[name].shape_bytes if name in lines else 0.0)
+        for name in profile.left
+        if name not in own
+    )
     for probe in probes:
         line = lines.get(probe.name)
-        by_size = 0 if line is None or probe.name in profile.expected else int(line.sizes_bytes)
-        mine = max(profile.left.get(probe.name, 0) - by_size, 0)
-        left += mine
         if line is not None and isinstance(probe, Probe):
-            lines[probe.name] = replace(line, elsewhere=not _counts_kernels(line, probe, mine))
-    return replace(profile, lines=lines, base_bytes=resting_bytes + STARTED_GROWTH + left, expected={})
+            has = _counts_kernels(line, probe, _left_by_one_size(profile, probe.name))
+            lines[probe.name] = replace(line, elsewhere=not has)
+    base = resting_bytes + STARTED_GROWTH + left + int(max(others, default=0))
+    return replace(profile, lines=lines, base_bytes=base, expected={})
+
+
+def _left_by_one_size(profile: Profile, name: str) -> int:
+    """What measuring a probe left, without the kernels of all batch sizes but one."""
+    line = profile.lines.get(name)
+    by_size = 0 if line is None or name in profile.expected else int(line.sizes_bytes)
+    return max(profile.left.get(name, 0) - by_size, 0)
 
 
 def _counts_kernels(line: ProbeLine, probe: Probe, left_bytes: int) -> bool:

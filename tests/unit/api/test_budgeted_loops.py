@@ -329,9 +329,9 @@ def keeping():
             step(images, targets)
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-    def trained(memory):
+    def trained(memory, keep_freed=True):
         example = torch.randn(64, 3, 32, 32), torch.randint(10, (64,))
-        options = {"memory": memory, "batch_size": 64, "example": example}
+        options = {"memory": memory, "batch_size": 64, "example": example, "keep_freed": keep_freed}
         with snugfit.fit(deep(), torch.nn.functional.cross_entropy, **options) as step:
             step(*example)
             first = faults(step, *example)
@@ -342,16 +342,17 @@ def keeping():
     snugfit.prepare_process(1)
     ample = trained("600MB")
     least = ample["predicted_bytes"] - ample["kept"]
-    return [ample, trained(int(least * 1.5))]
+    return [ample, trained(int(least * 1.5)), trained("600MB", keep_freed=False)]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the thresholds are glibc's")
 def test_freed_memory_is_kept_for_the_next_step_where_the_budget_has_room(fresh_process):
-    ample, scarce = fresh_process(keeping, helpers=(deep,))["keeping"]
-    for record in (ample, scarce):
+    ample, scarce, plain = fresh_process(keeping, helpers=(deep,))["keeping"]
+    for record in (ample, scarce, plain):
         assert record["measured_bytes"] <= record["predicted_bytes"] <= record["budget_bytes"], record
-    assert ample["kept"] > 0 == scarce["kept"]
-    assert ample["later"] < ample["first"] / 2 and scarce["later"] > scarce["first"] / 2
+    assert ample["kept"] > 0 == scarce["kept"] == plain["kept"]
+    assert ample["later"] < ample["first"] / 2
+    assert scarce["later"] > scarce["first"] / 2 and plain["later"] > plain["first"] / 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")

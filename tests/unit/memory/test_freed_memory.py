@@ -68,6 +68,15 @@ def test_the_next_epoch_goes_on_with_what_the_last_one_found_and_the_next_phase_
     assert calls == [ALL, NOTHING, "trim", NOTHING]
 
 
+def test_steps_outside_of_its_context_change_nothing(calls):
+    freed = after_steps(*[100 * MB] * TO_ALL, allowed=1000 * MB)
+    freed.begin(1000 * MB)
+    calls.clear()
+    for _ in range(TO_ALL):
+        freed.after_step(100 * MB)
+    assert calls == [] and not freed.keeps
+
+
 def test_nothing_stays_after_an_error(calls):
     freed = after_steps(*[100 * MB] * TO_ALL, allowed=1000 * MB)
     calls.clear()

@@ -148,6 +148,12 @@ def test_training_stays_where_it_was_planned_if_that_changes_nothing_or_cannot_b
     assert not searched(steps, **{"meter": Growing(), "fresh": True, **changes}).fresh
 
 
+def test_a_fresh_process_with_no_more_room_is_not_started():
+    """Where nothing is left behind, the megabyte for starting it would leave less."""
+    found = searched(by_base("a", 80, 100), meter=Still(), fresh=True)
+    assert not found.fresh and found.plan.choice.settings["setting"] == 100
+
+
 def test_what_fits_in_a_fresh_process_only_is_feasible_and_needs_no_last_resort():
     found = searched(by_base("a", 88), meter=Growing(), fresh=True, standby=(made_up("tiled"),))
     assert found.fresh and found.plan.choice.settings["setting"] == 88
