@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from snugfit import _meta_device
@@ -231,14 +232,13 @@ def in_fresh_process(profile: Profile, probes: Sequence[Probe | TensorProbe], re
 
     Its base is ``resting_bytes``, with data and network in memory, and what training leaves at one batch size. Kernels
     of other sizes, and what measuring allocated in the heap and cannot return, are not part of it. A process generates
-    a kernel once, so kernels of these probes may have been left by others: the most of one other probe count, too.
+    a kernel once, so kernels of these probes may have been left by those before them: the most of one of those counts.
     """
     lines, own = dict(profile.lines), {probe.name for probe in probes}
     left = sum(_left_by_one_size(profile, name) for name in own)
     others = (
         _left_by_one_size(profile, name) + (lines[name].shape_bytes if name in lines else 0.0)
-        for name in profile.left
-        if name not in own
+        for name in takewhile(lambda name: name not in own, profile.left)
     )
     for probe in probes:
         line = lines.get(probe.name)
