@@ -270,7 +270,14 @@ class TestRunner:
         folder = self.interrupted(place, task)
         (folder / "broken").write_text("")
         runner = Runner(place)
-        threading.Timer(0.5, runner.stop).start()
+
+        def stop_once_it_is_gone() -> None:
+            until = time.monotonic() + 60
+            while (folder / "broken").exists() and time.monotonic() < until:
+                time.sleep(0.05)
+            runner.stop()
+
+        threading.Thread(target=stop_once_it_is_gone).start()
         assert runner(task, "b1") is None
         assert not (folder / "broken").exists()
 
