@@ -45,6 +45,7 @@ class StrategyConfig:
         needs_weights: whether ``auto`` considers it only with pre-trained weights.
         last_resort: reason why other strategies come first if :meth:`is_last_resort` is true.
         activations: values of --activations that it supports, besides exact.
+        trains_fresh: whether its predictions hold in a process that has measured nothing.
         no_averaging: why it does not train with an optimizer that averages weights; empty if it does.
         default_optimizer: its optimizer if the request names the strategy but no optimizer; None is the common default.
         optimizers: its optimizer defaults, if they differ from the common ones.
@@ -76,6 +77,7 @@ class StrategyConfig:
     last_resort: ClassVar[str] = ""
     activations: ClassVar[tuple[Activations, ...]] = ()
     no_averaging: ClassVar[str] = ""
+    trains_fresh: ClassVar[bool] = False
     default_optimizer: ClassVar[OptimizerName | None] = None
     optimizers: ClassVar[Mapping[str, OptimizerSettings]] = {}
     rebuild: ClassVar[str | None] = None

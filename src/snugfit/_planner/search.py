@@ -241,9 +241,11 @@ class _Search:
             here, fresh = list(refused), list(refused)
             for strategy, probes in able:
                 own = alone(profile, probes)
-                here += self._candidates(strategy, without_others(profile, probes), own)
-                if self.resting_bytes is not None:
-                    fresh += self._candidates(strategy, in_fresh_process(profile, probes, self.resting_bytes), own)
+                found = self._candidates(strategy, without_others(profile, probes), own)
+                here += found
+                if self.resting_bytes is not None and find_config(strategy.name).trains_fresh:
+                    found = self._candidates(strategy, in_fresh_process(profile, probes, self.resting_bytes), own)
+                fresh += found if self.resting_bytes is not None else []
         return _Proposals(here, fresh, refused, able, profile)
 
     def _candidates(self, strategy: Strategy, profile: Profile, own: Profile) -> list[Candidate]:
@@ -262,6 +264,8 @@ class _Search:
 
     def has_more_room(self, proposals: _Proposals, choice: Candidate | None) -> bool:
         """Whether a fresh process has more memory for a choice, kernels of a batch size included."""
+        if choice is None or not find_config(choice.strategy).trains_fresh:
+            return False
         here, fresh = (self.profile_of(proposals, choice, fresh=each) for each in (False, True))
         kernels = max((line.shape_bytes for line in fresh.lines.values()), default=0.0)
         return fresh.base_bytes + kernels < here.base_bytes

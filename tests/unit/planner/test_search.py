@@ -129,7 +129,7 @@ def by_base(name, *steps, exact=False):
 
 
 def test_a_fresh_process_trains_what_memory_left_by_measuring_has_no_room_for():
-    strategies = [by_base("a", 20, 60, 80), by_base("b", 10)]
+    strategies = [by_base("backprop", 20, 60, 80), by_base("b", 10)]
     here = searched(*strategies, meter=Growing())
     assert not here.fresh and here.plan.choice.settings["setting"] == 60
     there = searched(*strategies, meter=Growing(), fresh=True)
@@ -142,20 +142,25 @@ def test_a_fresh_process_trains_what_memory_left_by_measuring_has_no_room_for():
     "changes", [{"fresh": False}, {"budget": Budget()}, {"budget": Budget("100MB", devices=2)}, {"meter": Still()}]
 )
 def test_training_stays_where_it_was_planned_if_that_changes_nothing_or_cannot_be(changes):
-    strategies = [made_up("a", [(50 * MB, 9, 0)])]
+    strategies = [made_up("backprop", [(50 * MB, 9, 0)])]
     assert not searched(*strategies, **{"meter": Growing(), "fresh": True, **changes}).fresh
-    steps = by_base("a", 60, 80) if changes.get("budget", BUDGET).memory_bytes else strategies[0]
+    steps = by_base("backprop", 60, 80) if changes.get("budget", BUDGET).memory_bytes else strategies[0]
     assert not searched(steps, **{"meter": Growing(), "fresh": True, **changes}).fresh
+
+
+def test_a_strategy_whose_predictions_do_not_hold_there_stays():
+    found = searched(by_base("sidenet", 20, 60, 80), meter=Growing(), fresh=True)
+    assert not found.fresh and found.plan.choice.settings["setting"] == 60
 
 
 def test_a_fresh_process_with_no_more_room_is_not_started():
     """Where nothing is left behind, the megabyte for starting it would leave less."""
-    found = searched(by_base("a", 80, 100), meter=Still(), fresh=True)
+    found = searched(by_base("backprop", 80, 100), meter=Still(), fresh=True)
     assert not found.fresh and found.plan.choice.settings["setting"] == 100
 
 
 def test_what_fits_in_a_fresh_process_only_is_feasible_and_needs_no_last_resort():
-    found = searched(by_base("a", 88), meter=Growing(), fresh=True, standby=(made_up("tiled"),))
+    found = searched(by_base("backprop", 88), meter=Growing(), fresh=True, standby=(made_up("tiled"),))
     assert found.fresh and found.plan.choice.settings["setting"] == 88
     assert "measured only where nothing else fits" in found.plan.candidates[-1].reasons[0]
 

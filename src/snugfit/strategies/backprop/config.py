@@ -21,6 +21,7 @@ class Config(StrategyConfig):
     options = BatchNormOptions
     order = 10
     exact = True
+    trains_fresh = True
     expected_loss = 0
     activations = ("int8", "int4")
     rounds_weights = True

@@ -115,6 +115,7 @@ class Config(StrategyConfig):
     name = "blockwise"
     implementation = "snugfit.strategies.blockwise.strategy:Blockwise"
     options = BlockwiseOptions
+    trains_fresh = True
     order = 30
     rebuild = "snugfit.strategies.blockwise.strategy:rebuild_exit"
 
