@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
@@ -164,10 +164,6 @@ class FitStep:
         self._freed.after_step(self._measured)
         return loss
 
-    def keeping(self) -> AbstractContextManager[None]:
-        """The context of all steps, in which freed memory may be kept."""
-        return self._freed.kept()
-
     def _check(self, images: Tensor, targets: Tensor) -> None:
         if self._closed:
             raise UsageError(
@@ -289,7 +285,7 @@ def fit(
         release_memory()
         meter.restart()
         try:
-            with step.keeping():
+            with step._freed.kept():
                 yield step
         finally:
             step._close()

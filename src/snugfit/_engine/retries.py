@@ -30,7 +30,7 @@ DRIFT_BYTES = 1 * MB
 def retry_requests(planned: Planned) -> list[Request]:
     """Requests to plan again in fresh processes, because memory that other measurements left counts to a budget.
 
-    If something fits: each strategy alone that is expected to improve on it; if accuracy is the aim, and what fits is
+    If something fits: each refused strategy that may fit alone; if accuracy is the aim, and what fits is
     not exact, each exact strategy alone, too.
 
     If nothing fits, for each considered strategy: the strategy alone, unless the request already names it; then each of

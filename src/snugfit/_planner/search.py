@@ -243,9 +243,11 @@ class _Search:
                 own = alone(profile, probes)
                 found = self._candidates(strategy, without_others(profile, probes), own)
                 here += found
-                if self.resting_bytes is not None and find_config(strategy.name).trains_fresh:
+                if self.resting_bytes is None:
+                    continue
+                if find_config(strategy.name).trains_fresh:
                     found = self._candidates(strategy, in_fresh_process(profile, probes, self.resting_bytes), own)
-                fresh += found if self.resting_bytes is not None else []
+                fresh += found
         return _Proposals(here, fresh, refused, able, profile)
 
     def _candidates(self, strategy: Strategy, profile: Profile, own: Profile) -> list[Candidate]:
