@@ -39,6 +39,7 @@ class Planned:
     """A plan with all that is needed to run it: measurements, data, model, workload, and the process's baseline.
 
     Attributes:
+        next_profile: the profile of a process that finds these measurements in the cache.
         fresh: whether the plan is that of a fresh process, in which nothing was measured.
         may_fit_alone: refused strategies that may fit where no other one was measured.
     """
@@ -47,6 +48,7 @@ class Planned:
     profile: Profile
     assembly: Assembly
     baseline: Baseline
+    next_profile: Profile
     fresh: bool = False
     may_fit_alone: tuple[str, ...] = ()
 
@@ -144,7 +146,7 @@ def _planned(
             found = search(question, considered, measuring, runs)
         plan = replace(found.plan, command=command_of(request, found.plan), memory=memory)
         plan = replace(with_kept_memory(plan, runs), device_memory=device_plan(device, meter))
-        return Planned(plan, found.profile, assembly, resting, found.fresh, found.may_fit_alone)
+        return Planned(plan, found.profile, assembly, resting, found.next_profile, found.fresh, found.may_fit_alone)
 
     try:
         planned = attempt(measurable_bytes(budget, memory), lambda *progress: emit(ProbeMeasured(*progress)))

@@ -119,11 +119,15 @@ def _leaner(request: Request) -> Iterator[Request]:
 
 
 def smallest_fitting(planned: Planned) -> int | None:
-    """Smallest memory budget in bytes in which a plan's strategies propose an instance, by its measurements."""
+    """Smallest memory budget in bytes in which a plan's strategies propose an instance, by its measurements.
+
+    It has to be enough in the next process, which finds them in the cache if there is one.
+    """
     request = planned.assembly.request
+    profile = planned.profile if request.machine.profile_cache == "off" else planned.next_profile
     considered = make_strategies(request)
     runs = past_runs(request.machine, planned.plan.hardware)
-    return smallest_budget_of([*considered.strategies, *considered.standby], planned.plan, planned.profile, runs)
+    return smallest_budget_of([*considered.strategies, *considered.standby], planned.plan, profile, runs)
 
 
 def smallest_budget_of(

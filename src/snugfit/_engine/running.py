@@ -144,7 +144,7 @@ def reopen(
     reopened = replace(assembly.workload, data=plan.workload.data, pretrained=plan.workload.pretrained)
     if reopened != plan.workload:  # plans of earlier versions do not tell of pre-trained weights
         raise CheckpointError(f"model or data have changed since the run in {folder} began; start a new run.")
-    return Planned(plan, profile, assembly, resting)
+    return Planned(plan, profile, assembly, resting, profile)
 
 
 def _require_begun(folder: Path) -> None:

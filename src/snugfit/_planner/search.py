@@ -28,6 +28,7 @@ from snugfit.profiling import (
     alone,
     describe,
     in_fresh_process,
+    in_next_process,
     measure_probes,
     unit_stats,
     without_others,
@@ -85,12 +86,14 @@ class SearchResult:
     Attributes:
         plan: feasible candidates first, the best of them first.
         profile: that of a process that trains the choice.
+        next_profile: the same if the process finds these measurements in the cache.
         fresh: whether the choice trains in a fresh process, because memory that measuring left changes it.
         may_fit_alone: refused strategies that may fit where no other one was measured.
     """
 
     plan: Plan
     profile: Profile
+    next_profile: Profile
     fresh: bool = False
     may_fit_alone: tuple[str, ...] = ()
 
@@ -155,7 +158,7 @@ def search(
     plan = fresh if is_fresh else plan
     return SearchResult(
         replace(plan, explanation=explanation_of(plan)),
-        state.profile_of(proposals, plan.choice, fresh=is_fresh),
+        *state.profiles_of(proposals, plan.choice, fresh=is_fresh),
         is_fresh,
         state.may_fit_alone(plan),
     )
@@ -255,20 +258,21 @@ class _Search:
         factors = correction(self.runs, strategy.name, workload)
         return candidates_of(strategy, workload, profile, hardware, budget, factors, own)
 
-    def profile_of(self, proposals: _Proposals, choice: Candidate | None, *, fresh: bool) -> Profile:
-        """The profile of the process that trains the choice, ``fresh`` or this one."""
+    def profiles_of(self, proposals: _Proposals, choice: Candidate | None, *, fresh: bool) -> tuple[Profile, Profile]:
+        """The profile of the process that trains the choice, ``fresh`` or this one; and with cached measurements."""
         probes = next((made for each, made in proposals.able if choice and each.name == choice.strategy), None)
         if probes is None:
-            return proposals.profile
+            return proposals.profile, proposals.profile
         if fresh and self.resting_bytes is not None:
-            return in_fresh_process(proposals.profile, probes, self.resting_bytes)
-        return without_others(proposals.profile, probes)
+            found = in_fresh_process(proposals.profile, probes, self.resting_bytes)
+            return found, found
+        return without_others(proposals.profile, probes), in_next_process(proposals.profile, probes)
 
     def has_more_room(self, proposals: _Proposals, choice: Candidate | None) -> bool:
         """Whether a fresh process has more memory for a choice, kernels of a batch size included."""
         if choice is None or not find_config(choice.strategy).trains_fresh:
             return False
-        here, fresh = (self.profile_of(proposals, choice, fresh=each) for each in (False, True))
+        here, fresh = (self.profiles_of(proposals, choice, fresh=each)[0] for each in (False, True))
         kernels = max((line.shape_bytes for line in fresh.lines.values()), default=0.0)
         return fresh.base_bytes + kernels < here.base_bytes
 

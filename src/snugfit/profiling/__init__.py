@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from snugfit._core.late_names import late_names
 from snugfit.profiling.description import describe, unit_stats
 from snugfit.profiling.measurement_cache import Measurements
-from snugfit.profiling.measuring import alone, in_fresh_process, measure_probes, without_others
+from snugfit.profiling.measuring import alone, in_fresh_process, in_next_process, measure_probes, without_others
 from snugfit.profiling.probe import META_PASS_BYTES, Probe, measure_probe, smallest_floor
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ __all__ = [
     "analytic_activation_memory",
     "describe",
     "in_fresh_process",
+    "in_next_process",
     "liveness_activation_memory",
     "measure_probe",
     "measure_probes",

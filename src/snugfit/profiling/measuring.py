@@ -234,19 +234,30 @@ def in_fresh_process(profile: Profile, probes: Sequence[Probe | TensorProbe], re
     of other sizes, and what measuring allocated in the heap and cannot return, are not part of it. A process generates
     a kernel once, so kernels of these probes may have been left by those before them: the most of one of those counts.
     """
-    lines, own = dict(profile.lines), {probe.name for probe in probes}
-    left = sum(_left_by_one_size(profile, name) for name in own)
+    own = {probe.name for probe in probes}
     others = (
-        _left_by_one_size(profile, name) + (lines[name].shape_bytes if name in lines else 0.0)
+        _left_by_one_size(profile, name) + (profile.lines[name].shape_bytes if name in profile.lines else 0.0)
         for name in takewhile(lambda name: name not in own, profile.left)
     )
+    base = resting_bytes + STARTED_GROWTH + int(max(others, default=0))
+    return _measured_elsewhere(profile, probes, base)
+
+
+def in_next_process(profile: Profile, probes: Sequence[Probe | TensorProbe]) -> Profile:
+    """The profile of a process that trains what these probes measure, and finds all measurements in the cache."""
+    return _measured_elsewhere(profile, probes, profile.base_bytes - sum(profile.left.values()))
+
+
+def _measured_elsewhere(profile: Profile, probes: Sequence[Probe | TensorProbe], base_bytes: int) -> Profile:
+    """The profile of a process that has measured nothing; to its base, add what training leaves at one batch size."""
+    lines = dict(profile.lines)
     for probe in probes:
         line = lines.get(probe.name)
         if line is not None and isinstance(probe, Probe):
             has = _counts_kernels(line, probe, _left_by_one_size(profile, probe.name))
             lines[probe.name] = replace(line, elsewhere=not has)
-    base = resting_bytes + STARTED_GROWTH + left + int(max(others, default=0))
-    return replace(profile, lines=lines, base_bytes=base, expected={})
+    left = sum(_left_by_one_size(profile, name) for name in {probe.name for probe in probes})
+    return replace(profile, lines=lines, base_bytes=max(base_bytes + left, 0), expected={})
 
 
 def _left_by_one_size(profile: Profile, name: str) -> int:
