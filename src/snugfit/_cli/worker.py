@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from snugfit._cli.child_process import FORWARDED
@@ -46,7 +46,8 @@ def main() -> int:
     job = json.load(sys.stdin)
     failed = _attempt(job, send)
     if failed is not None:
-        send(error=failed.to_json())
+        with suppress(BrokenPipeError):  # the parent ended because the reader of its output went away
+            send(error=failed.to_json())
     return failed.exit_code if failed is not None else 0
 
 

@@ -8,7 +8,13 @@ from probe_samples import Machine, probe
 from snugfit._core.profile import Profile
 from snugfit.profiling import Probe
 from snugfit.profiling.measurement_cache import Measurements
-from snugfit.profiling.measuring import STARTED_GROWTH, in_fresh_process, measure_probes, without_others
+from snugfit.profiling.measuring import (
+    STARTED_GROWTH,
+    in_fresh_process,
+    in_next_process,
+    measure_probes,
+    without_others,
+)
 
 
 def test_what_another_process_measured_counts_with_what_it_left_in_memory(tmp_path):
@@ -127,9 +133,13 @@ def test_a_fresh_process_has_what_training_leaves_and_nothing_that_measuring_lef
     assert later == 700 + STARTED_GROWTH + second + first + here.lines["a"].shape_bytes, "a may have left kernels of b"
     assert fresh.lines["a"].elsewhere and fresh.lines["b"] == here.lines["b"] and not here.lines["a"].elsewhere
     assert fresh.lines["a"].bytes_at(8) == here.lines["a"].bytes_at(8) + 10, "kernels of the batch size are new there"
+    then = in_next_process(here, probes[:1])
+    assert then.base_bytes == here.base_bytes - here.left["a"] - here.left["b"] + first
+    assert then.lines == fresh.lines and not then.expected
 
 
 def test_what_another_process_measured_leaves_as_much_in_a_fresh_one(tmp_path):
     probes = [Probe("a", lambda: Machine(budget=3000).take, lambda batch: 1, 8, same="a")]
     profile = Profile((), base_bytes=900, left={"a": 40}, expected={"a": 40})
     assert in_fresh_process(profile, probes, 500).base_bytes == 500 + STARTED_GROWTH + 40
+    assert in_next_process(profile, probes).base_bytes == 900
