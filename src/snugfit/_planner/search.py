@@ -172,13 +172,11 @@ def _ranked_plan(question: PlanningInput, candidates: Iterable[Candidate]) -> Pl
 
 
 def _changes_choice(plan: Plan, fresh: Plan) -> bool:
-    """Whether a fresh process trains by a better strategy, or with other settings."""
+    """Whether a fresh process trains by a better strategy, or with better settings."""
     here, there = plan.choice, fresh.choice
     if here is None or there is None:
         return there is not None
-    if here.strategy != there.strategy:
-        return ranked([here, there], plan.aim)[0] is there
-    return here.settings != there.settings
+    return ranked([here, there], plan.aim)[0] is there
 
 
 @dataclass(frozen=True)
