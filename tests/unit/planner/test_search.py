@@ -109,8 +109,11 @@ class Growing(Still):
         return self.current_bytes + 1000
 
 
-def by_base(name, *steps, exact=False):
-    """A strategy whose settings are the largest of some steps, in MB, that the budget holds beside the base."""
+def by_base(name, *steps, exact=False, slower=False):
+    """A strategy whose settings are the largest of some steps, in MB, that the budget holds beside the base.
+
+    A larger step is faster, or ``slower``.
+    """
     strategy = made_up(name, exact=exact)
 
     def propose(self, workload, profile, hardware, budget):
@@ -119,7 +122,9 @@ def by_base(name, *steps, exact=False):
         yield from (replace(self, setting=step) for step in fitting[-1:])
 
     def estimate(self, workload, profile, hardware):
-        return Cost(profile.base_bytes + self.setting * MB, 1.0, 1000.0 / self.setting)
+        return Cost(
+            profile.base_bytes + self.setting * MB, 1.0, float(self.setting) if slower else 1000.0 / self.setting
+        )
 
     def shortfall(self, workload, profile, hardware, budget):
         return Shortfall(("too little",), profile.base_bytes + min(steps) * MB)
@@ -150,6 +155,11 @@ def test_training_stays_where_it_was_planned_if_that_changes_nothing_or_cannot_b
 
 def test_a_strategy_whose_predictions_do_not_hold_there_stays():
     found = searched(by_base("sidenet", 20, 60, 80), meter=Growing(), fresh=True)
+    assert not found.fresh and found.plan.choice.settings["setting"] == 60
+
+
+def test_settings_of_a_fresh_process_that_are_slower_are_not_taken():
+    found = searched(by_base("backprop", 20, 60, 80, slower=True), meter=Growing(), fresh=True)
     assert not found.fresh and found.plan.choice.settings["setting"] == 60
 
 
