@@ -22,7 +22,8 @@ from torch import Tensor, fx, nn
 
 from snugfit import _models as models
 from snugfit._chain import Chain
-from snugfit.memory.process import read_status, release_memory, reset_high_water, set_allocator
+from snugfit.memory.heap import set_allocator
+from snugfit.memory.process import read_status, release_memory, reset_high_water
 from snugfit.memory.scratch import MappedScratch
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.tiling.distributed import TiledNetwork

@@ -16,10 +16,11 @@ True True
 
 from snugfit._upstream import fix_group_norm
 from snugfit.errors import is_out_of_memory
+from snugfit.memory.heap import trim_heap
 from snugfit.memory.limit import MemoryLimit
 from snugfit.memory.line_fit import fit_line
 from snugfit.memory.meter import PeakMeter, make_meter
-from snugfit.memory.process import Baseline, MemoryStatus, prepare_process, read_status, release_memory, trim_heap
+from snugfit.memory.process import Baseline, MemoryStatus, prepare_process, read_status, release_memory
 from snugfit.memory.scratch import MappedScratch
 from snugfit.memory.tensors import saved_bytes, tensor_peak_bytes
 

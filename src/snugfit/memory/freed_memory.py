@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from snugfit.memory.address_space import KERNEL_BYTES
-from snugfit.memory.process import MMAP_THRESHOLD_BYTES, set_thresholds, sets_thresholds, trim_heap
+from snugfit.memory.heap import (
+    MMAP_THRESHOLD_BYTES,
+    free_held_blocks,
+    hold_free_blocks,
+    set_thresholds,
+    sets_thresholds,
+)
 
 KEEP_ALL_BYTES = 2**30
 THRESHOLDS = tuple(MMAP_THRESHOLD_BYTES << doublings for doublings in range(10))
@@ -73,7 +79,7 @@ class FreedMemory:
         finally:
             if self._level:
                 set_thresholds(THRESHOLDS[0])
-                trim_heap()
+                hold_free_blocks()
             self._active = False
 
     def after_step(self, peak_bytes: int) -> None:
@@ -93,7 +99,9 @@ class FreedMemory:
         kept, self._level, self._settled = self._level, 0, True
         if kept:
             self._apply()
-            trim_heap()
+            hold_free_blocks()
 
     def _apply(self) -> None:
+        if self._level:
+            free_held_blocks()
         set_thresholds(THRESHOLDS[self._level], KEEP_ALL_BYTES if self._level else None)

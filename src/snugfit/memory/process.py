@@ -1,14 +1,8 @@
-"""The memory of this process: readings from /proc, the baseline before model and data exist, and what allocators keep.
-
-MKL keeps the buffers of its matrix products, 6 MB after ResNet-18's convolutions of one sample in one thread. The
-package disables that (``MKL_DISABLE_FAST_MM``), without loss of speed. If torch was loaded earlier, MKL has already
-read that variable, and its buffers are freed with the rest.
-"""
+"""The memory of this process: readings from /proc, and the baseline before model and data exist."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import resource
@@ -16,7 +10,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -26,12 +19,11 @@ from snugfit._core.options import Workers, checked
 from snugfit._upstream import to_channels_last
 from snugfit.memory.deferred_imports import defer_imports
 from snugfit.memory.device import release_devices
+from snugfit.memory.heap import set_allocator, trim_heap
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _FIELDS = {"RssAnon": "anon", "RssFile": "file", "RssShmem": "shmem", "VmData": "data", "VmHWM": "high_water"}
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-MMAP_THRESHOLD_BYTES = 64 * 1024
 _THREAD_STACK_BYTES = 512 * 1024
 _KERNELS_KEPT = 192
 """Number of generated kernels that oneDNN caches; with its default of 1024 their memory grows with every new shape."""
@@ -195,40 +187,6 @@ def warm_up() -> None:
     torch.set_rng_state(state)
 
 
-def _libc() -> ctypes.CDLL | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
-
-
-def set_allocator() -> bool:
-    """Serve large blocks by mmap and return freed ones at once (glibc only).
-
-    With glibc's defaults real peaks were 28-70 % above tensor bytes; with these thresholds and channels_last 2-9 %.
-    There is one arena, because every further one keeps freed memory of its own.
-    """
-    libc = _libc()
-    return libc is not None and set_thresholds(MMAP_THRESHOLD_BYTES) and libc.mallopt(_M_ARENA_MAX, 1) == 1
-
-
-def sets_thresholds() -> bool:
-    """Whether :func:`set_thresholds` has an effect: malloc is glibc's."""
-    return _libc() is not None
-
-
-def set_thresholds(mmap_bytes: int, trim_bytes: int | None = None) -> bool:
-    """Map blocks of at least ``mmap_bytes`` by themselves; return the heap's end once ``trim_bytes`` of it are free.
-
-    The second is the first by default. False where malloc is not glibc's.
-    """
-    libc = _libc()
-    if libc is None:
-        return False
-    settings = ((_M_MMAP_THRESHOLD, mmap_bytes), (_M_TRIM_THRESHOLD, trim_bytes or mmap_bytes))
-    return all([libc.mallopt(option, value) == 1 for option, value in settings])
-
-
 def release_memory() -> None:
     """Collect garbage (without it nothing is freed after an out-of-memory error), trim the heap, and empty caches.
 
@@ -240,20 +198,3 @@ def release_memory() -> None:
     gc.collect()
     trim_heap()
     release_devices()
-
-
-def trim_heap() -> None:
-    """Free MKL's buffers and the free pages of the heap; small blocks that still live limit how far it shrinks."""
-    mkl, libc = _mkl(), _libc()
-    if mkl is not None:
-        mkl.mkl_serv_free_buffers()
-    if libc is not None:
-        libc.malloc_trim(0)
-
-
-@cache
-def _mkl() -> ctypes.CDLL | None:
-    """The library with torch's MKL; None if torch is built without it."""
-    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    library = ctypes.CDLL(str(path)) if path.exists() else None
-    return library if hasattr(library, "mkl_serv_free_buffers") else None

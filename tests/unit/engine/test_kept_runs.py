@@ -5,47 +5,32 @@ import sys
 import pytest
 
 
-def planned_in(memory):
+def run_in(memory):
+    """Peaks in bytes of a run in a budget: what it may keep, what was measured, predicted and allowed."""
     import snugfit
 
-    return snugfit.plan(
+    planned = snugfit.plan(
         *("resnet20", "digits", snugfit.Budget(memory=memory)), strategy="backprop", image_size=32, max_train=480,
         max_val=40, batch_size=32, epochs=2, threads=1, profile_cache="off",
     )  # fmt: skip
-
-
-def run_with(share):
-    """Peaks in bytes of a run in this multiple of what it needs: what it may keep, measured, predicted and allowed."""
-    import snugfit
-
-    snugfit.prepare_process(1)
-    planned = planned_in(None)
     (phase,) = planned.plan.choice.predicted.phases
-    if share is not None:
-        planned = planned_in(int((phase.peak_bytes - phase.kept_bytes) * share))
-        (phase,) = planned.plan.choice.predicted.phases
     record = planned.run(())
     measured, predicted = record.measured["peak_bytes"], record.predicted["peak_bytes"]
     return [phase.kept_bytes, measured, predicted, record.budget["memory_bytes"]]
 
 
-def without_budget():
-    return run_with(None)
+def run_in_budgets():
+    import snugfit
 
-
-def ample_budget():
-    return run_with(1.75)
-
-
-def scarce_budget():
-    return run_with(1.2)
+    snugfit.prepare_process(1)
+    free = run_in(None)
+    least = free[2] - free[0]
+    return [free, run_in(int(least * 1.75)), run_in(int(least * 1.2))]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the thresholds are glibc's")
 def test_measured_is_at_most_predicted_which_is_at_most_the_budget(fresh_process, tmp_path):
-    helpers, found = (planned_in, run_with), []
-    for each in (without_budget, ample_budget, scarce_budget):
-        found.append(fresh_process(each, helpers=helpers, folder=tmp_path)[each.__name__])
+    found = fresh_process(run_in_budgets, helpers=(run_in,), folder=tmp_path)["run_in_budgets"]
     for _, measured, predicted, budget in found:
         assert 0 < measured <= predicted <= (budget or predicted), found
     without, ample, scarce = found

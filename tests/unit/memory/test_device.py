@@ -28,6 +28,7 @@ def made(monkeypatch):
 
 
 def here() -> Baseline:
+    release_memory()  # what earlier tests left would go at any time
     status = read_status()
     return Baseline(status.anon, status.data)
 

@@ -7,7 +7,7 @@ import pytest
 
 from snugfit.memory import freed_memory
 from snugfit.memory.freed_memory import KEEP_ALL_BYTES, LOOP_GROWTH, THRESHOLDS, FreedMemory, kept_peak
-from snugfit.memory.process import MMAP_THRESHOLD_BYTES
+from snugfit.memory.heap import MMAP_THRESHOLD_BYTES
 
 MB = 10**6
 NOTHING = (MMAP_THRESHOLD_BYTES, None)
@@ -21,7 +21,7 @@ def calls(monkeypatch):
     """What the allocator was told, in order."""
     told = []
     monkeypatch.setattr(freed_memory, "set_thresholds", lambda mapped, trimmed=None: told.append((mapped, trimmed)))
-    monkeypatch.setattr(freed_memory, "trim_heap", lambda: told.append("trim"))
+    monkeypatch.setattr(freed_memory, "hold_free_blocks", lambda: told.append("trim"))
     return told
 
 

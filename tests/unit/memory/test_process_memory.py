@@ -159,6 +159,7 @@ def in_own_process(fresh_process):
         reserve_address_space,
         train_in_a_small_budget,
         leave_holes_in_the_heap,
+        use_a_heap_with_large_free_blocks,
     )
 
 
@@ -301,8 +302,7 @@ def test_training_goes_on_smaller_after_a_refusal(in_own_process):
 
 
 def leave_holes_in_the_heap():
-    from snugfit.memory import prepare_process
-    from snugfit.memory.process import read_status, trim_heap
+    from snugfit.memory import prepare_process, read_status, trim_heap
 
     prepare_process(1)
     blocks = [bytearray(16_000) for _ in range(4000)]
@@ -317,6 +317,41 @@ def leave_holes_in_the_heap():
 def test_holes_in_the_heap_are_given_back(in_own_process):
     seen = in_own_process["leave_holes_in_the_heap"]
     assert seen["kept"] < 5 * MB and seen["given_back"] > 50 * MB
+
+
+def use_a_heap_with_large_free_blocks():
+    """Bytes that freed tensors leave resident below a block that lives, if free blocks there are held and if not."""
+    import torch
+
+    from snugfit.memory import heap, prepare_process, read_status
+
+    def left_by_tensors():
+        before = read_status().anon
+        tensors = [torch.ones(size) for size in (1_000_000, 100_000, 5_000_000)]
+        allocated = read_status().anon - before
+        del tensors
+        return {"allocated": allocated, "left": read_status().anon - before}
+
+    prepare_process(1)
+    heap.set_thresholds(heap.MMAP_THRESHOLD_BYTES * 512, 2**30)
+    blocks = [torch.ones(1_000_000) for _ in range(10)]
+    heap.set_thresholds(heap.MMAP_THRESHOLD_BYTES)
+    del blocks[:-1]  # the last one keeps the heap from shrinking
+    heap.trim_heap()
+    free = left_by_tensors()
+    before = read_status().anon
+    heap.hold_free_blocks()
+    held = {"taken": read_status().anon - before + free["left"], **left_by_tensors()}
+    heap.free_held_blocks()
+    return {"free": free, "held": held, "free again": left_by_tensors()}
+
+
+@linux
+def test_tensors_do_not_stay_resident_in_held_blocks(in_own_process):
+    seen = in_own_process["use_a_heap_with_large_free_blocks"]
+    assert min(each["allocated"] for each in seen.values()) > 23 * MB, seen
+    assert min(seen[name]["left"] for name in ("free", "free again")) > 20 * MB, seen
+    assert max(seen["held"]["taken"], seen["held"]["left"]) < MB / 5, seen
 
 
 def prepare_twice():
