@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
+
+from snugfit._meta_device import flop_counter
 
 SAMPLES = 2
 """Batch size for counting: in training mode BatchNorm refuses a single value per channel."""
@@ -65,8 +66,7 @@ def _on_meta(module: nn.Module, *, trains: bool) -> dict[str, Tensor]:
 
 
 def _count(run: Callable[[], object]) -> int:
-    formulas = {torch.ops.aten.convolution_backward: _convolution_backward}
-    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+    with flop_counter({torch.ops.aten.convolution_backward: _convolution_backward}) as counter:
         run()
     return int(counter.get_total_flops()) // (2 * SAMPLES)
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
-from torch.utils.flop_counter import FlopCounterMode
 
 from snugfit._chain import Chain, Unit, on_meta_or, tracking_norms
 from snugfit._core.profile import UnitStats
+from snugfit._meta_device import flop_counter
 from snugfit._upstream import shared_names
 from snugfit.memory.tensors import saved_bytes
 
@@ -110,7 +110,7 @@ def _stats(unit: Unit) -> UnitStats:
     module = copy.deepcopy(unit.module) if unit.whole else unit.module  # a pass may change what is no tensor
     held = [*module.parameters(), *module.buffers()]
     module.train()
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter() as counter:
         saved = on_meta_or(lambda: saved_bytes(lambda: module(inputs), held), 0, whole=unit.whole)
     return UnitStats(
         name=unit.name,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fake_device import MB, SEGMENT, FakeMemory
 
-from snugfit.memory import Baseline, MemoryLimit, make_meter, read_status
+from snugfit.memory import Baseline, MemoryLimit, make_meter, process, read_status
 from snugfit.memory import device as devices
 from snugfit.memory.limit import HOST_STEP_BYTES
 from snugfit.memory.process import release_memory
@@ -22,13 +22,13 @@ def made(monkeypatch):
         fake = FakeMemory(**facts)
         monkeypatch.setattr(devices, "KINDS", {"cuda": lambda device: fake})
         monkeypatch.setattr(devices, "_at_rest", {})
+        monkeypatch.setattr(process, "_late_bytes", [])  # imported before, so that baselines of these tests have it
         return fake
 
     return make
 
 
 def here() -> Baseline:
-    release_memory()  # what earlier tests left would go at any time
     status = read_status()
     return Baseline(status.anon, status.data)
 

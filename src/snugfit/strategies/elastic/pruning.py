@@ -8,11 +8,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
 
 from snugfit import surgery
 from snugfit._chain import Chain
 from snugfit._chain.propagation import BATCH, run_on_meta
+from snugfit._meta_device import flop_counter
 from snugfit._training.events import Notice
 from snugfit._training.run import Run
 from snugfit._training.strategy import TrainingData
@@ -70,7 +70,7 @@ class Pruner:
 
     def macs(self) -> int:
         """Multiply-accumulates per image of a forward pass of the current network."""
-        with FlopCounterMode(display=False) as counter:
+        with flop_counter() as counter:
             run_on_meta(self.trainer.module, self.input_shape, training=False)
         return int(counter.get_total_flops()) // (2 * BATCH)
 

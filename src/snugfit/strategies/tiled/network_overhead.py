@@ -6,11 +6,11 @@ from dataclasses import astuple, dataclass, replace
 
 import torch
 from torch import fx
-from torch.utils.flop_counter import FlopCounterMode
 
 from snugfit._core.hardware import Cluster
 from snugfit._core.plan import Cost
 from snugfit._core.workload import Workload
+from snugfit._meta_device import flop_counter
 from snugfit.strategies.memory_estimates import forward_images
 from snugfit.strategies.micro_batch import VALIDATION_SHARE, MicroBatching
 from snugfit.tiling.cost_counter import Placement, count_step_cost
@@ -75,7 +75,7 @@ def rest_macs(module: fx.GraphModule, prefix: TileablePrefix) -> int:
     if rest is None:
         return 0
     images = torch.empty(2, last.channels, last.height, last.width, device="meta")  # norms refuse a single value
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with flop_counter() as counter, torch.no_grad():
         rest.to("meta")(images)
     return int(counter.get_total_flops()) // (2 * len(images))
 
