@@ -102,6 +102,8 @@ class StrategyConfig:
             raise UsageError(f"--strategy {self.name} does not support {flag}; use {others}, or leave it out.")
         if (reason := self._against_averaging(request)) is not None:
             raise UsageError(f"--strategy {self.name} {reason}; use sgd or adamw.")
+        if (reason := self._contradiction(request)) is not None:
+            raise UsageError(f"--strategy {self.name}: {reason}.")
         if (scheme := self._foreign_scheme(request)) is not None:
             raise UsageError(f"{self.name} has no scheme {scheme}; --scheme is {', '.join(self.schemes)} there.")
 
@@ -121,6 +123,10 @@ class StrategyConfig:
         if request.training.optimizer != "schedulefree" or not self.no_averaging:
             return None
         return f"does not support --optimizer schedulefree, {self.no_averaging}"
+
+    def _contradiction(self, request: BaseRequest) -> str | None:
+        """Why its own options contradict others of the request; None if they do not."""
+        return None
 
     def _foreign_scheme(self, request: BaseRequest) -> str | None:
         """The requested scheme if it is one of other strategies."""
@@ -149,7 +155,7 @@ class StrategyConfig:
         if self.needs_weights and request.model.weights is None:
             return "requires pre-trained --weights, because it does not train them"
         scheme = self._foreign_scheme(request)
-        return None if scheme is None else f"has no --scheme {scheme}"
+        return self._contradiction(request) if scheme is None else f"has no --scheme {scheme}"
 
     def is_last_resort(self, request: BaseRequest) -> bool:
         """Whether ``auto`` considers it only if the other strategies are insufficient."""

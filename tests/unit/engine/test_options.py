@@ -11,7 +11,7 @@ import snugfit
 from snugfit._api.planning import RunnablePlan, _budget_options
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
-from snugfit._core.known import check_foreign_options
+from snugfit._core.known import check_foreign_options, check_strategies
 from snugfit._core.option_groups import ModelOptions
 from snugfit._core.plan import Candidate, Plan
 from snugfit._core.record import Record
@@ -187,6 +187,27 @@ def test_averaged_weights_are_for_strategies_that_train_all_layers_on_whole_feat
     auto = make_strategies(Request.of(**options))
     assert {each.name for each in auto.strategies} == {"backprop", "checkpoint", "blockwise"} and not auto.standby
     assert auto.left_out[name].startswith("does not support --optimizer schedulefree, ")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "change", "reason"),
+    [
+        ("backprop", {"batch_norm": "exact", "optimizer": "schedulefree"}, {"optimizer": "adamw"}, "sgd or adamw"),
+        ("backprop", {"batch_norm": "exact", "activations": "int8"}, {"batch_norm": "micro"}, "--activations int8"),
+        ("backprop", {"batch_norm": "exact", "weight_dtype": "bfloat16"}, {"batch_norm": "micro"}, "--weight-dtype"),
+        ("elastic", {"scheme": "prunetrain", "optimizer_state": "int8"}, {"optimizer_state": "bfloat16"}, "removed"),
+        ("elastic", {"scheme": "prunetrain", "optimizer_state": "int8"}, {"scheme": "elastic"}, "removed"),
+        ("tiled", {"devices": 2, "precision": "bfloat16"}, {"devices": 1}, "--precision float32 only"),
+    ],
+)
+def test_options_of_a_strategy_that_contradict_others_are_refused_before_torch_is_imported(
+    name, options, change, reason
+):
+    with pytest.raises(UsageError, match=f"--strategy {name}: .*{reason}"):
+        check_strategies(Request.of(strategy=name, **options))
+    check_strategies(Request.of(strategy=name, **options | change))
+    assert reason in strategies()[name].why_not(Request.of(weights="w", memory="1GB", **options))
+    assert strategies()[name].why_not(Request.of(weights="w", memory="1GB", **options | change)) is None
 
 
 def test_a_plan_over_processes_does_not_run_on_one():

@@ -206,16 +206,6 @@ def test_who_can_be_served():
     assert reasons(net(0, 4)) == reasons(net(0, 4), name="adamw") == reasons(net(4), Elastic(scheme="head")) == []
     (frozen,) = reasons(net())
     assert "nothing to select" in frozen
-    assert len(reasons(net(), Elastic(scheme="prunetrain"), state="int8")) == 2, "all reasons at once"
-
-
-@pytest.mark.parametrize(
-    ("scheme", "state", "count"), [("prunetrain", "int8", 1), ("prunetrain", "bfloat16", 0), ("elastic", "int8", 0)]
-)
-def test_removed_channels_need_optimizer_state_without_scales(scheme, state, count):
-    work = workload(optimizer=OptimizerSettings(state=state))
-    found = Elastic(scheme=scheme).validate(work, Chain.from_module(net(0, 4), (1, 8, 8), "net"), HARDWARE)
-    assert len(found) == count and all("--optimizer-state int8" in each for each in found)
 
 
 def test_a_network_with_nothing_beside_the_classifier_is_told_of_the_scheme_for_it():

@@ -11,6 +11,7 @@ WHOLE_BATCH = "snugfit.strategies.backprop.whole_batch"
 """The module with steps on a whole batch."""
 WHOLE_BATCH_PROBE = "network:exact"
 """Name of the probe of such a step; its batch size is the number of images of a tile."""
+FLAG = "--batch-norm exact"
 
 
 class Config(StrategyConfig):
@@ -30,10 +31,24 @@ class Config(StrategyConfig):
 
     def modules(self, request: BaseRequest) -> tuple[str, ...]:
         """The steps on whole batches, if batch norms are to normalise by them."""
-        whole = getattr(request.strategy, "batch_norm", "micro") == "exact"
-        return (WHOLE_BATCH,) if whole else ()
+        return (WHOLE_BATCH,) if _normalises_whole(request) else ()
+
+    def _contradiction(self, request: BaseRequest) -> str | None:
+        """Steps on whole batches neither average nor round."""
+        training = request.training
+        if not _normalises_whole(request):
+            return None
+        if training.optimizer == "schedulefree":
+            return f"{FLAG} cannot average weights; use --optimizer sgd or adamw"
+        if training.activations != "exact":
+            return f"{FLAG} does not support --activations {training.activations}"
+        return f"{FLAG} does not support --weight-dtype bfloat16" if training.weight_dtype == "bfloat16" else None
 
     def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Whose statistics batch norms use, if not those of a micro-batch."""
         whole = bool(settings.get("whole_batch")) and int(settings.get("micro_batches", 1)) > 1
         return present({"norms by the whole batch": whole})
+
+
+def _normalises_whole(request: BaseRequest) -> bool:
+    return getattr(request.strategy, "batch_norm", "micro") == "exact"

@@ -73,7 +73,7 @@ class Backprop(FullNetwork):
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why batch norms cannot work as asked, or weights cannot be rounded."""
-        reasons = _whole_batch().reasons_against(workload, chain) if self._normalises_whole_batches(chain) else []
+        reasons = _whole_batch().reasons_against(chain) if self._normalises_whole_batches(chain) else []
         if chain.undivided and workload.weight_dtype != "float32":
             flag = f"--weight-dtype {workload.weight_dtype}"
             reasons.append(f"{flag} rounds weights that layers alone read, which is unknown: {chain.undivided}")

@@ -26,7 +26,7 @@ from snugfit._training.task import StepResult
 from snugfit.errors import ModelError
 from snugfit.memory.scratch import MappedScratch
 from snugfit.profiling import Probe
-from snugfit.strategies.backprop.config import WHOLE_BATCH_PROBE
+from snugfit.strategies.backprop.config import FLAG, WHOLE_BATCH_PROBE
 from snugfit.strategies.full_network import PLAIN_PROBE, MakeTrainer, network_probe
 from snugfit.strategies.memory_estimates import available_headroom, synthetic_batch
 from snugfit.strategies.tiled_training import OneDeviceTrainer
@@ -36,19 +36,13 @@ from snugfit.tiling.tileable_prefix import find_tileable_prefix
 
 GROUPS = "one"
 """Groups of layers end at batch norms alone."""
-FLAG = "--batch-norm exact"
 
 
-def reasons_against(workload: Workload, chain: Chain) -> list[str]:
+def reasons_against(chain: Chain) -> list[str]:
     """Why batch norms cannot normalise by the whole batch of several micro-batches."""
     reasons = [f"{FLAG}: {reason}" for reason in chain.reasons_against_units()]
     if chain.undivided or chain.inputs:
         return reasons
-    if workload.optimizer.averages:
-        reasons.append(f"{FLAG} cannot average weights; use --optimizer sgd or adamw")
-    if workload.compresses or workload.weight_dtype != "float32":
-        rounded = f"--activations {workload.activations}" if workload.compresses else "--weight-dtype bfloat16"
-        reasons.append(f"{FLAG} does not support {rounded}")
     try:
         find_tileable_prefix(_traced(chain), chain.input_shape)
     except ModelError as error:

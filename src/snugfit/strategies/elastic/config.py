@@ -65,6 +65,15 @@ class Config(StrategyConfig):
             )
         super().check(request)
 
+    def _contradiction(self, request: BaseRequest) -> str | None:
+        """Channels are removed from optimizer state, too."""
+        if getattr(request.strategy, "scheme", None) != "prunetrain" or request.training.optimizer_state != "int8":
+            return None
+        return (
+            "--optimizer-state int8 has scales for groups of weights, which cannot follow removed channels; use "
+            "bfloat16, or another --scheme"
+        )
+
     def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """The scheme, and rho."""
         scheme, ratio = settings.get("scheme", "elastic"), settings.get("time_ratio")

@@ -33,15 +33,10 @@ class Elastic(ElasticSettings):
     """Tensor selection at run time (ElasticTrainer), and the fine-tuning methods that serve as baselines."""
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
-        """Reasons why the model or optimizer is unsupported: optimizer state with scales, or no tensor to select."""
+        """Reasons why the model is unsupported, such as no tensor to select."""
         if chain.undivided or chain.inputs:
             return chain.reasons_against_units()
         reasons = needs_classes(workload) + chain.reasons_against_units()
-        if self.scheme == "prunetrain" and workload.optimizer.state == "int8":
-            reasons.append(
-                "--optimizer-state int8 has scales for groups of weights, which cannot follow removed channels; use "
-                "bfloat16, or another --scheme"
-            )
         named = (pair for unit in chain.all_units for pair in unit.module.named_parameters())
         trainable = {name for name, parameter in named if parameter.requires_grad}
         if not trainable:

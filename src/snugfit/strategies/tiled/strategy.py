@@ -57,8 +57,6 @@ class Tiled(TiledSettings):
         if chain.undivided or chain.inputs:
             return chain.reasons_against_units()
         reasons = chain.reasons_against_units()
-        if self.processes > 1 and workload.precision != "float32":
-            reasons.append("several processes train tiles in --precision float32 only")
         if self.scratch == "on" and hardware.device != "cpu":
             reasons.append("--scratch on stores feature maps in files, which requires --device cpu")
         try:
