@@ -84,6 +84,15 @@ def test_slower_schedules_are_not_measured_once_one_fits():
     )
 
 
+def test_what_takes_longer_to_measure_than_it_saves_is_not_measured():
+    """Steps of 2 and 8 images take 20.1 s together; 64 images take 20.3 s in parts of 16, and 5.9 s at once."""
+    points = (ProbePoint(2, 32 * MB, 10.0), ProbePoint(8, 38 * MB, 10.1))
+    slow = {HELD: replace(line(30 * MB, MB), fixed_seconds=10.0, points=points)}
+    free = available(50 * MB) + MARGIN_BYTES
+    for batches, expected in ((4, []), (5, [(1, False)])):
+        assert worth_measuring(slow, free, replace(FILTER, images=64 * batches)) == expected
+
+
 def test_where_steps_of_few_images_are_slow_what_promises_most_is_measured():
     """A step takes 0.2 s and 10 ms each; 36 MB hold 4, 8 or 16 images with gradients, or 64 of the last candidate."""
     plain = replace(line(10 * MB, MB), fixed_seconds=0.2, sample_seconds=0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,9 @@ PROCESS_TO_TENSOR = 1.01
 
 MAX_TIME_RATIO = 0.95
 """A schedule is measured if its expected time is below this share of the time of the fastest one that fits."""
+
+MEASURED_STEPS = 3
+"""What measuring a schedule takes, in steps at each of its batch sizes: two of each, and its analysis."""
 
 
 def fastest_schedule(
@@ -47,12 +51,14 @@ class MeasurementFilter:
     """Decides which schedules are worth measuring.
 
     The last candidate has the least memory. ``left_bytes`` bounds the memory that one measurement leaves behind.
+    Nothing is measured that takes longer than it saves in ``images`` of training, over all epochs.
     """
 
     candidates: Sequence[Candidate]
     workload: Workload
     accumulate: bool
     left_bytes: int = 0
+    images: float = math.inf
 
     def is_worth_measuring(
         self, candidate: Candidate, hold: bool, tried: Mapping[str, ProbeLine | None], available: float
@@ -61,7 +67,7 @@ class MeasurementFilter:
 
         While nothing fits the effective batch, the last candidate is always measured. Another one is measured only if
         the kernels that it leaves behind do not take the headroom that the last one needs. Once something fits, only
-        the candidate with the least expected time is measured.
+        the candidate with the least expected time is measured, if that saves more in training than measuring takes.
         """
         if _line(candidate, hold) in tried:
             return False
@@ -82,8 +88,11 @@ class MeasurementFilter:
         mine = expected[candidate.probe, hold]
         untried = [expected[each.probe, held] for each, held in self._steps() if _line(each, held) not in tried]
         probe, micro = found
-        sample_seconds = micro.seconds(lines[micro.line(probe)]) / micro.micro_batch
-        return mine <= min(untried) and mine < MAX_TIME_RATIO * sample_seconds
+        line = lines[micro.line(probe)]
+        sample_seconds = micro.seconds(line) / micro.micro_batch
+        saved = (sample_seconds - mine) * self.images
+        pays = saved > MEASURED_STEPS * sum(point.seconds for point in line.points)
+        return mine <= min(untried) and mine < MAX_TIME_RATIO * sample_seconds and pays
 
     @property
     def _batch(self) -> int:

@@ -72,7 +72,7 @@ class Checkpoint(MicroBatching):
             for hold in hold_modes(self.accumulate):
                 probes[index, hold] = network_probe(candidate.probe, chain, workload, hardware.device, make, hold=hold)
         left = FIRST_GROWTH + 2 * probes[0, False].growth_bytes  # at two batch sizes
-        judge = MeasurementFilter(candidates, workload, self.accumulate, left)
+        judge = MeasurementFilter(candidates, workload, self.accumulate, left, workload.train_count * workload.epochs)
         return [
             replace(probe, needed=partial(judge.is_worth_measuring, candidates[index], hold))
             for (index, hold), probe in probes.items()
