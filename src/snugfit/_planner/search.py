@@ -158,7 +158,8 @@ def search(
     plan = fresh if is_fresh else plan
     return SearchResult(
         replace(plan, explanation=explanation_of(plan)),
-        *state.profiles_of(proposals, plan.choice, fresh=is_fresh),
+        state.profile_of(proposals, plan.choice, fresh=is_fresh),
+        state.next_profile_of(proposals, plan.choice, fresh=is_fresh),
         is_fresh,
         state.may_fit_alone(plan),
     )
@@ -256,21 +257,27 @@ class _Search:
         factors = correction(self.runs, strategy.name, workload)
         return candidates_of(strategy, workload, profile, hardware, budget, factors, own)
 
-    def profiles_of(self, proposals: _Proposals, choice: Candidate | None, *, fresh: bool) -> tuple[Profile, Profile]:
-        """The profile of the process that trains the choice, ``fresh`` or this one; and with cached measurements."""
-        probes = next((made for each, made in proposals.able if choice and each.name == choice.strategy), None)
+    def profile_of(self, proposals: _Proposals, choice: Candidate | None, *, fresh: bool) -> Profile:
+        """The profile of the process that trains the choice, ``fresh`` or this one."""
+        probes = _probes_of(proposals, choice)
         if probes is None:
-            return proposals.profile, proposals.profile
+            return proposals.profile
         if fresh and self.resting_bytes is not None:
-            found = in_fresh_process(proposals.profile, probes, self.resting_bytes)
-            return found, found
-        return without_others(proposals.profile, probes), in_next_process(proposals.profile, probes)
+            return in_fresh_process(proposals.profile, probes, self.resting_bytes)
+        return without_others(proposals.profile, probes)
+
+    def next_profile_of(self, proposals: _Proposals, choice: Candidate | None, *, fresh: bool) -> Profile:
+        """The same where a process finds these measurements in the cache."""
+        probes = _probes_of(proposals, choice)
+        if probes is None or fresh:
+            return self.profile_of(proposals, choice, fresh=fresh)
+        return in_next_process(proposals.profile, probes)
 
     def has_more_room(self, proposals: _Proposals, choice: Candidate | None) -> bool:
         """Whether a fresh process has more memory for a choice, kernels of a batch size included."""
         if choice is None or not find_config(choice.strategy).trains_fresh:
             return False
-        here, fresh = (self.profiles_of(proposals, choice, fresh=each)[0] for each in (False, True))
+        here, fresh = (self.profile_of(proposals, choice, fresh=each) for each in (False, True))
         kernels = max((line.shape_bytes for line in fresh.lines.values()), default=0.0)
         return fresh.base_bytes + kernels < here.base_bytes
 
@@ -286,6 +293,11 @@ class _Search:
         refused = (each for each in plan.candidates if each.strategy not in fitting and each.smallest_bytes is not None)
         near = (each.strategy for each in refused if (each.smallest_bytes or 0) <= NEAR * budget)
         return tuple(dict.fromkeys(near))
+
+
+def _probes_of(proposals: _Proposals, choice: Candidate | None) -> Sequence[Probe | TensorProbe] | None:
+    """The probes of a choice's strategy; None without a choice, or if its strategy refuses the model."""
+    return next((made for each, made in proposals.able if choice and each.name == choice.strategy), None)
 
 
 def _in_turn(question: PlanningInput, strategies: Sequence[Strategy]) -> tuple[list[Strategy], list[Strategy]]:

@@ -12,7 +12,8 @@ from snugfit._core.profile import ProbeLine, ProbePoint, Profile, UnitStats
 from snugfit._core.request import Request
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._engine.builder import _DEFAULTS
-from snugfit._engine.retries import DRIFT_BYTES, retry_requests, smallest_budget_of
+from snugfit._engine.planning import Planned
+from snugfit._engine.retries import DRIFT_BYTES, retry_requests, smallest_budget_of, smallest_fitting
 from snugfit._planner import PastRun
 from snugfit.strategies.backprop.strategy import Backprop
 
@@ -67,6 +68,16 @@ def test_the_budget_named_is_proposed_in_and_less_is_not():
     assert smallest([strategy], "100MB", "backprop") == 35 * MB + DRIFT_BYTES
     assert not list(strategy.propose(WORKLOAD, PROFILE, HARDWARE, Budget("34MB")))
     assert list(strategy.propose(WORKLOAD, PROFILE, HARDWARE, Budget("35MB")))
+
+
+@pytest.mark.parametrize(("cache", "base"), [("auto", 25 * MB), ("off", 5 * MB)])
+def test_the_budget_named_is_enough_for_a_process_that_finds_the_measurements(cache, base):
+    """There the base is 20 MB larger, times 1.015: 55.2 MB, and 34.9 without a cache."""
+    request = Request.of(strategy="backprop", accumulate=False, profile_cache=cache)
+    plan = Plan(WORKLOAD, Budget("100MB"), HARDWARE, (Candidate("backprop", True),), 0)
+    planned = Planned(plan, PROFILE, SimpleNamespace(request=request), None, replace(PROFILE, base_bytes=25 * MB))
+    expected = smallest([Backprop(accumulate=False)], "100MB", "backprop", profile=replace(PROFILE, base_bytes=base))
+    assert smallest_fitting(planned) == expected
 
 
 def test_past_runs_that_needed_more_than_was_predicted_raise_it():
