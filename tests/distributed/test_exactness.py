@@ -144,19 +144,17 @@ def named(name, size):
     return module
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "rate"), [("resnet18", 40, 1e-3), ("vgg11", 40, 1e-3), ("mobilenet_v2", 96, 1e-5)]
-)
-def test_ten_steps_of_a_model_stay_together(processes, name, size, rate):
+@pytest.mark.parametrize(("name", "size", "rate"), [("resnet20", 32, 1e-3), ("mobilenet_v2", 64, 1e-5)])
+def test_four_steps_of_a_model_stay_together(processes, name, size, rate):
     """On smaller images, or at a higher rate, MobileNetV2 itself makes much of a change in the last digit."""
     whole = untiled(named(name, size))
     optimizer = torch.optim.SGD(whole.parameters(), lr=rate, momentum=0.9)
-    for step in range(10):
+    for step in range(4):
         optimizer.zero_grad()
         F.cross_entropy(whole(images(size, size, 2) + step), torch.tensor([1, 3])).backward()
         optimizer.step()
     want = whole.state_dict()
-    found = processes.run(stepped, name, size, rate, (2, 2), 4, 10, processes=4)
+    found = processes.run(stepped, name, size, rate, (2, 2), 4, 4, processes=4)
     assert found[0].keys() == want.keys()
     for own in found:
         assert len(own) > 20

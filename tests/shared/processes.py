@@ -16,7 +16,9 @@ class Processes:
 
     def __init__(self):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed"])
+        context.set_forkserver_preload(
+            ["torch.distributed", "snugfit.tiling.distributed", "snugfit._models", "hypothesis"]
+        )
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
