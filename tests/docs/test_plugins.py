@@ -54,14 +54,18 @@ def stop(event):
     if isinstance(event, snugfit.StepDone):
         flag.request()
 try:
+    snugfit.plan(**{{**{options}, "memory": "1MB"}}).run()
+except snugfit.errors.InfeasibleBudgetError as error:
+    print("head-only" in str(error))
+try:
     snugfit.plan(**{options}).run((stop,), out="stopped", stop=flag)
 except snugfit.errors.InterruptedRunError:
     print("stopped")
 """
 LOAD = """
 import snugfit, torch
-first, second = (snugfit.load(run) for run in ("trained", {second!r}))
-print(first(torch.zeros(2, 1, 8, 8)).shape == second(torch.zeros(2, 1, 8, 8)).shape)
+first, second, local = (snugfit.load(run) for run in ("trained", {second!r}, "local"))
+print(*(net(torch.zeros(2, 1, 8, 8)).shape == (2, 10) for net in (first, second, local)))
 states = first.state_dict(), second.state_dict()
 print(states[0].keys() == states[1].keys() and all(torch.equal(states[0][key], states[1][key]) for key in states[0]))
 """
@@ -145,38 +149,35 @@ def installed(tmp_path):
     return Installation(tmp_path, site)
 
 
-@pytest.fixture(params=["folder", "installed"])
-def place(request):
-    return request.getfixturevalue(request.param)
-
-
-@pytest.mark.timeout(600)
-def test_a_strategy_takes_part_in_everything(place):
+def take_part(place: Installation) -> None:
+    """The command line names the options, and trains with the strategy, and with the local loss and the model."""
     shown = place.snugfit("train", "--help-all")
     assert "--trained-units" in shown and "--feature-scale" in shown and "head-only" in shown
-    config = place.config(OPTIONS)
-    plan = json.loads(place.snugfit("plan", "--config", config, "--json"))
-    chosen = plan["candidates"][plan["chosen"]]
-    assert chosen["strategy"] == "head-only"
-    assert (chosen["settings"]["trained_units"], chosen["settings"]["feature_scale"]) == (1, 0.5)
-    assert "trains 1 units" in place.process("-m", "snugfit", "plan", "--config", config).stderr
-    refused = json.loads(
-        place.process("-m", "snugfit", "plan", "--config", config, "--memory", "1MB", "--json", code=3).stdout
-    )
-    assert refused["error"]["type"] == "InfeasibleBudgetError" and "head-only" in refused["error"]["message"]
-    record = json.loads(place.snugfit("train", "--config", config, "--out", "trained", "--json"))
+    record = json.loads(place.snugfit("train", "--config", place.config(OPTIONS), "--out", "trained", "--json"))
     assert record["strategy"] == "head-only" and record["measured"]["peak_bytes"] <= record["predicted"]["peak_bytes"]
-    assert place.python("-c", STOP.format(options={**WORK, **OPTIONS})).strip() == "stopped"
-    place.snugfit("train", "--resume", "stopped", "--quiet")
-    assert place.python("-c", LOAD.format(second="stopped")).split() == ["True", "True"]
+    assert (record["settings"]["trained_units"], record["settings"]["feature_scale"]) == (1, 0.5)
+    record = json.loads(place.snugfit("train", "--config", place.config(LOCAL), "--out", "local", "--json"))
+    assert record["settings"]["local_loss"] == "mean-only" and record["exit"]
 
 
 @pytest.mark.timeout(600)
-def test_a_local_loss_and_a_model_take_part_too(place):
-    config = place.config(LOCAL)
-    record = json.loads(place.snugfit("train", "--config", config, "--out", "trained", "--json"))
-    assert record["settings"]["local_loss"] == "mean-only" and record["exit"]
-    assert place.python("-c", LOAD.format(second="trained")).split() == ["True", "True"]
+def test_what_is_added_to_folders_takes_part(folder):
+    """It is found in another way than an installed package; what is done with it then, is tested there."""
+    take_part(folder)
+    assert folder.python("-c", LOAD.format(second="trained")).split() == ["True"] * 4
+
+
+@pytest.mark.timeout(600)
+def test_an_installed_package_takes_part_in_everything(installed):
+    take_part(installed)
+    done = installed.process("-m", "snugfit", "plan", "--config", installed.config(OPTIONS), "--json")
+    plan = json.loads(done.stdout)
+    chosen = plan["candidates"][plan["chosen"]]
+    assert chosen["strategy"] == "head-only" and "trains 1 units" in done.stderr
+    assert (chosen["settings"]["trained_units"], chosen["settings"]["feature_scale"]) == (1, 0.5)
+    assert installed.python("-c", STOP.format(options={**WORK, **OPTIONS})).split() == ["True", "stopped"]
+    installed.snugfit("train", "--resume", "stopped", "--quiet")
+    assert installed.python("-c", LOAD.format(second="stopped")).split() == ["True"] * 4
 
 
 def test_a_package_that_cannot_be_imported_is_left_out_with_a_warning(installed):
