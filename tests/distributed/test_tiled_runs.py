@@ -18,6 +18,8 @@ TRAIN = (
 )  # fmt: skip
 LAUNCH = ("cluster", "launch", "--timeout", "5s")
 TILED = ("--strategy", "tiled")
+STEADY = ("--epochs", "3", "--lr", "0.002")
+"""At this rate rounding decides about no image of the validation, and the last epoch is the best."""
 
 
 def ended(process, code=0):
@@ -32,13 +34,13 @@ def trained(folder, *arguments):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Two epochs of plain backpropagation."""
+    """Three epochs of plain backpropagation."""
     folder = tmp_path_factory.mktemp("alone")
-    trained(folder, *TRAIN, "--epochs", "2", "--strategy", "backprop", "--out", "run")
+    trained(folder, *TRAIN, *STEADY, "--strategy", "backprop", "--out", "run")
     return load_file(folder / "run" / "model.safetensors")
 
 
-def assert_near(found, wanted, weights=1e-4):
+def assert_near(found, wanted, weights=2e-5):
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         # statistics are sums over all weights of a channel, of which each may be off
@@ -48,35 +50,18 @@ def assert_near(found, wanted, weights=1e-4):
         )
 
 
-def record_of(folder, processes):
-    """The record of a run of so many processes, none of which took more than was predicted."""
-    record = json.loads((folder / "run" / "record.json").read_text())
-    assert record["strategy"] == "tiled" and record["settings"]["processes"] == processes
-    assert record["measured"]["peak_bytes"] <= record["predicted"]["peak_bytes"]
-    peaks = record["measured"]["process_peak_bytes"]
-    assert len(peaks) == processes and max(peaks) <= record["predicted"]["peak_bytes"]
-    return record
-
-
 @pytest.mark.timeout(300)
-def test_processes_end_with_the_weights_of_one(tmp_path, alone):
-    """With other options than those by default, which runs that lose a process have."""
-    launch = (*LAUNCH, "--processes", "3", "--max-restarts", "0", "--")
-    options = ("--weight-update", "gateway", "--recompute", "on", "--tiles", "2x2")
-    groups = ("--forward-groups", "every", "--backward-groups", "one")
-    trained(tmp_path, *launch, *TRAIN, *TILED, "--epochs", "2", "--out", "run", *options, *groups)
-    assert_near(load_file(tmp_path / "run" / "model.safetensors"), alone)
-    record_of(tmp_path, 3)
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("options", [("--weight-update", "all-reduce"), ("--rest", "replicated")])
+@pytest.mark.parametrize("options", [("--recompute", "on", "--tiles", "2x2"), ("--rest", "replicated")])
 def test_all_processes_evaluate_the_kept_weights(tmp_path, monkeypatch, options):
     """At this rate the seventh of eight epochs is the best: one process measures what all of them did."""
     launch = (*LAUNCH, "--processes", "2", "--max-restarts", "0", "--")
     unsteady = ("--epochs", "8", "--lr", "0.3", "--schedule", "constant")
     trained(tmp_path, *launch, *TRAIN, *TILED, *unsteady, "--out", "run", *options)
-    record = record_of(tmp_path, 2)
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["strategy"] == "tiled" and record["settings"]["processes"] == 2
+    assert record["measured"]["peak_bytes"] <= record["predicted"]["peak_bytes"]
+    peaks = record["measured"]["process_peak_bytes"]
+    assert len(peaks) == 2 and max(peaks) <= record["predicted"]["peak_bytes"]
     assert record["kept"]["epoch"] < 7 and record["kept"]["val_accuracy"] == record["accuracy"]["val"]
     monkeypatch.syspath_prepend(NETWORKS)
     assert snugfit.evaluate(tmp_path / "run")["accuracy"] == record["accuracy"]["test"]
@@ -100,16 +85,16 @@ def lose(launch, rank, number, run, epoch):
     ("rank", "number", "options"),
     [
         (0, signal.SIGKILL, ("--replicas", "2")),
-        (1, signal.SIGSTOP, ("--weight-update", "all-reduce")),
+        (1, signal.SIGSTOP, ("--rest", "gateway")),
         (1, signal.SIGKILL, ("--rest", "replicated")),
     ],
 )
 def test_a_launch_that_loses_a_process_starts_again_and_goes_on(tmp_path, alone, rank, number, options):
     """From the last checkpoint, with the weights in the end of a run that lost nobody."""
     launch = (*LAUNCH, "--processes", "2", "--max-restarts", "2", "--")
-    process = start(*launch, *TRAIN, *TILED, *options, "--epochs", "2", "--out", "run", cwd=tmp_path)
+    process = start(*launch, *TRAIN, *TILED, *options, *STEADY, "--out", "run", cwd=tmp_path)
     lose(process, rank, number, tmp_path / "run", 0)
-    ended(process)
+    assert "restart 1 of 2" in ended(process)
     assert_near(load_file(tmp_path / "run" / "model.safetensors"), alone)
 
 
@@ -117,11 +102,13 @@ def test_a_launch_that_loses_a_process_starts_again_and_goes_on(tmp_path, alone,
 def test_a_run_that_lost_a_process_for_good_goes_on_with_those_that_are_left(tmp_path, alone):
     """The lost one is named; whoever takes the run up cuts it anew for as many as there are, or one."""
     launch = (*LAUNCH, "--processes", "3", "--max-restarts", "0", "--")
-    process = start(*launch, *TRAIN, *TILED, "--epochs", "2", "--out", "run", cwd=tmp_path)
+    options = ("--weight-update", "gateway", "--recompute", "on", "--tiles", "2x2")
+    groups = ("--forward-groups", "every", "--backward-groups", "one")
+    process = start(*launch, *TRAIN, *TILED, *options, *groups, *STEADY, "--out", "run", cwd=tmp_path)
     lose(process, 2, signal.SIGKILL, tmp_path / "run", 0)
     told = ended(process, 8)
     assert "rank 2: the train process was killed by SIGKILL" in told
     resumed = ("--processes", "2", "--max-restarts", "0", "--", "train", "--resume", "run")
     again = start(*LAUNCH, *resumed, cwd=tmp_path)
-    assert "3 processes are 2 now" in ended(again)
+    assert "3 processes are 2 now: 2x2 tiles become " in ended(again)
     assert_near(load_file(tmp_path / "run" / "model.safetensors"), alone)
