@@ -1,11 +1,13 @@
 """The code in the documents and the examples runs as it stands."""
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command_line import NETWORKS
 from pages import PAGES, ROOT, code_blocks, name
 from PIL import Image
 
@@ -22,6 +24,19 @@ def run(code: str, folder) -> str:
 
 def run_example(name: str, folder) -> str:
     return run((ROOT / "examples" / f"{name}.py").read_text(), folder)
+
+
+UNBUDGETED = tuple(f"own_loop_with_{part}" for part in ("lean", "local", "selection", "surgery", "tiling"))
+"""Examples without a memory budget, which counts from a process's start: these share a process."""
+
+
+@pytest.fixture(scope="module")
+def unbudgeted(tmp_path_factory) -> dict[str, str]:
+    """What each of them printed."""
+    paths = [str(ROOT / "examples" / f"{name}.py") for name in UNBUDGETED]
+    code = f"import runpy\nfor path in {paths}:\n    print('=====')\n    runpy.run_path(path, run_name='__main__')\n"
+    printed = run(code, tmp_path_factory.mktemp("unbudgeted")).split("=====\n")[1:]
+    return dict(zip(UNBUDGETED, printed, strict=True))
 
 
 def numbers(text: str, unit: str) -> list[float]:
@@ -73,29 +88,29 @@ def test_own_loop_with_memory(tmp_path):
         assert enforced == "True" and refused
 
 
-def test_own_loop_with_lean(tmp_path):
-    printed = run_example("own_loop_with_lean", tmp_path)
+def test_own_loop_with_lean(unbudgeted):
+    printed = unbudgeted["own_loop_with_lean"]
     before, after = numbers(printed.splitlines()[0], "MB")
     assert after < 0.7 * before
     assert "same weights after training: True\nplain again: True" in printed
 
 
-def test_own_loop_with_local(tmp_path):
-    printed = run_example("own_loop_with_local", tmp_path)
+def test_own_loop_with_local(unbudgeted):
+    printed = unbudgeted["own_loop_with_local"]
     exits = numbers(printed, "%")
     assert len(exits) == 2 and min(exits) > 60, "ten classes"
 
 
-def test_own_loop_with_selection(tmp_path):
-    printed = run_example("own_loop_with_selection", tmp_path)
+def test_own_loop_with_selection(unbudgeted):
+    printed = unbudgeted["own_loop_with_selection"]
     told = re.findall(r"^trains for (\d+)% of a full step: (.+)$", printed, re.MULTILINE)
     assert len(told) == 3
     assert all(int(share) <= 80 and "11.weight 11.bias" in names for share, names in told)
     assert numbers(printed.splitlines()[-1], "%")[-1] > 60, "ten classes"
 
 
-def test_own_loop_with_surgery(tmp_path):
-    printed = run_example("own_loop_with_surgery", tmp_path)
+def test_own_loop_with_surgery(unbudgeted):
+    printed = unbudgeted["own_loop_with_surgery"]
     assert "widths [8, 16, 24], same outputs: True\nsame outputs with the side network: True" in printed
     trained, full = map(int, re.search(r"trains: (\d+) of (\d+) parameters", printed).groups())
     assert trained < full
@@ -103,8 +118,8 @@ def test_own_loop_with_surgery(tmp_path):
     assert last < first / 2
 
 
-def test_own_loop_with_tiling(tmp_path):
-    lines = run_example("own_loop_with_tiling", tmp_path).splitlines()
+def test_own_loop_with_tiling(unbudgeted):
+    lines = unbudgeted["own_loop_with_tiling"].splitlines()
     assert len(lines) == 3
     for line in lines:
         assert float(re.search(r"differ by (\S+) of", line)[1]) < 1e-10
@@ -149,13 +164,25 @@ def test_python_of_finished_runs(tmp_path):
     assert shape == "torch.Size([1, 10])" and 0 <= float(accuracy.split()[-1]) <= 1 and sound.endswith("True")
 
 
-def test_python_of_detection(tmp_path):
+def test_python_of_detection(tmp_path, monkeypatch):
     for part in ("images", "labels"):
         (tmp_path / "boxes" / part / "train").mkdir(parents=True)
     for number in range(4):
         Image.new("RGB", (32, 32), (number, 0, 0)).save(tmp_path / "boxes" / "images" / "train" / f"{number}.png")
         (tmp_path / "boxes" / "labels" / "train" / f"{number}.txt").write_text("0 0.5 0.5 0.2 0.3\n")
-    train(tmp_path, "runs/boxes", "--task", "detect", "--model", "yolov2_16", "--data", "boxes", "--image-size", "32")
+    monkeypatch.setenv("PYTHONPATH", str(NETWORKS), prepend=os.pathsep)
+    train(
+        tmp_path,
+        "runs/boxes",
+        "--task",
+        "detect",
+        "--model",
+        "tiny_nets:detector",
+        "--data",
+        "boxes",
+        "--image-size",
+        "32",
+    )
     printed = run(code_blocks(ROOT / "docs/detection.md", "python")[0], tmp_path)
     assert printed.startswith("tensor(")
 
@@ -171,8 +198,8 @@ def test_python_of_own_losses_schedules_and_metrics(tmp_path):
 
 def test_python_of_own_data(tmp_path):
     prepared, several = code_blocks(ROOT / "docs/data_and_models.md", "python")
-    run(f"{prepared}\nassert plan.plan.workload.input_shape == (3, 24, 40) and plan.plan.choice is not None", tmp_path)
-    run(f"{several}\nassert len(plan.plan.workload.inputs) == 3 and plan.plan.choice is not None", tmp_path)
+    first = f"{prepared}\nassert plan.plan.workload.input_shape == (3, 24, 40) and plan.plan.choice is not None\n"
+    run(f"{first}{several}\nassert len(plan.plan.workload.inputs) == 3 and plan.plan.choice is not None", tmp_path)
 
 
 def test_python_of_several_labels(tmp_path):
