@@ -271,13 +271,13 @@ class TestRunner:
         (folder / "broken").write_text("")
         runner = Runner(place)
 
-        def stop_once_it_is_gone() -> None:
+        def stop_once_another_is_there() -> None:
             until = time.monotonic() + 60
-            while (folder / "broken").exists() and time.monotonic() < until:
+            while ((folder / "broken").exists() or not (folder / "ready").exists()) and time.monotonic() < until:
                 time.sleep(0.05)
             runner.stop()
 
-        threading.Thread(target=stop_once_it_is_gone).start()
+        threading.Thread(target=stop_once_another_is_there).start()
         assert runner(task, "b1") is None
         assert not (folder / "broken").exists()
 
