@@ -50,7 +50,7 @@ def corpus(tmp_path: Path) -> Path:
 def test_defects_are_found(corpus: Path) -> None:
     """Each in a process that goes on, or a new one."""
     names = ["reads", "raises", "crashes", "grows", "says_nothing", "hangs", "exits", "refuses", "spins", "reads"]
-    found = list(hunt([Trial(name, 0) for name in names], 8, corpus, "tests.fuzz.bad_readers"))
+    found = list(hunt([Trial(name, 0) for name in names], 4, corpus, "tests.fuzz.bad_readers"))
     reasons = ["" if failure is None else failure.reason for failure in found]
     assert [bool(reason) for reason in reasons] == [False, True, True, True, True, True, True, False, True, False]
     for place, part in ((1, "KeyError: 'field'"), (2, "Segmentation fault"), (3, "MemoryError"), (4, "no message"),
