@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from snugfit.strategies.elastic import runner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
 import tiny_nets
+
+Once = Callable[[str], tuple[dict[str, Tensor], snugfit.Record]]
 
 OPTIONS: dict[str, Any] = {
     "epochs": 4, "max_train": 64, "max_val": 40, "image_size": 16, "batch_size": 16, "seed": 3, "schedule": "constant",
@@ -45,6 +49,12 @@ FALLING = (0.25, 0.75, 0.5, 0.25)
 
 
 @pytest.fixture(autouse=True)
+def _one_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What was measured for one run of this file serves the next ones: planning takes longer than these runs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache-kept-epochs"))
+
+
+@pytest.fixture(autouse=True)
 def _accuracies(monkeypatch: pytest.MonkeyPatch) -> None:
     def validate(forward: Any, data: Any, run: Any, phase: Any) -> float:
         measured(forward, data, run, phase)
@@ -61,24 +71,39 @@ def train(folder: Path, **options: Any) -> tuple[dict[str, Tensor], snugfit.Reco
     return load_file(folder / "model.safetensors"), record
 
 
-@pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
-def test_the_best_epoch_is_a_run_that_ends_with_it(tmp_path: Path, options: dict[str, Any]) -> None:
-    best, record = train(tmp_path / "best", **options)
-    short, there = train(tmp_path / "short", **{**options, "epochs": 2, "keep": "last"})
-    last, _ = train(tmp_path / "last", **{**options, "keep": "last"})
+@pytest.fixture(scope="module")
+def best_run(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """An undisturbed run of each kind, made when it is first asked for."""
+    return cache(lambda kind: train(tmp_path_factory.mktemp("runs") / "best", **RUNS[kind]))
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """The same run, ended with the best epoch."""
+    ends = {"epochs": 2, "keep": "last"}
+    return cache(lambda kind: train(tmp_path_factory.mktemp("runs") / "short", **{**RUNS[kind], **ends}))
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_the_best_epoch_is_a_run_that_ends_with_it(tmp_path: Path, best_run: Once, short_run: Once, kind: str) -> None:
+    (best, record), (short, there) = best_run(kind), short_run(kind)
+    last, _ = train(tmp_path / "last", **{**RUNS[kind], "keep": "last"})
+    folder = Path(record.run_dir)
     assert_same(best, short)
     assert any(not torch.equal(last[name], tensor) for name, tensor in best.items())
     assert record.kept == KeptEpoch(1, 0.75) and there.kept == KeptEpoch(1, 0.75)
     assert record.accuracy == there.accuracy and record.confusion == there.confusion
-    assert snugfit.evaluate(tmp_path / "best", model=tiny_nets.cnn)["accuracy"] == record.accuracy["test"]
-    assert snugfit.verify(tmp_path / "best").sound and not (tmp_path / "best" / "best").exists()
+    assert snugfit.evaluate(folder, model=tiny_nets.cnn)["accuracy"] == record.accuracy["test"]
+    assert snugfit.verify(folder).sound and not (folder / "best").exists()
 
 
 @pytest.mark.parametrize("strategy", ["backprop", "checkpoint"])
-def test_a_run_without_patience_left_is_finished_with_its_best_epoch(tmp_path: Path, strategy: str) -> None:
+def test_a_run_without_patience_left_is_finished_with_its_best_epoch(
+    tmp_path: Path, short_run: Once, strategy: str
+) -> None:
     """Stopped within the third epoch, after which it ends, and not at all."""
     best, record = train(tmp_path / "best", strategy=strategy, patience=1)
-    short, _ = train(tmp_path / "short", strategy=strategy, epochs=2, keep="last")
+    short, _ = short_run(strategy)
     assert_same(best, short)
     assert record.kept == KeptEpoch(1, 0.75) and record.phases[0].epochs == 3
     assert snugfit.verify(tmp_path / "best").sound and not (tmp_path / "best" / "best").exists()
@@ -93,9 +118,11 @@ def test_a_run_without_patience_left_is_finished_with_its_best_epoch(tmp_path: P
 
 @pytest.mark.parametrize("kind", ["backprop", "elastic", "side network"])
 @pytest.mark.parametrize(("event", "count"), [(StepDone, 6), (StepDone, 10), (EpochDone, 4)])
-def test_a_stopped_run_keeps_the_same_epoch(tmp_path: Path, kind: str, event: type[Event], count: int) -> None:
+def test_a_stopped_run_keeps_the_same_epoch(
+    tmp_path: Path, best_run: Once, kind: str, event: type[Event], count: int
+) -> None:
     """Stopped within the best epoch, after it, and after the last."""
-    whole, record = train(tmp_path / "whole", **RUNS[kind])
+    whole, record = best_run(kind)
     torch.manual_seed(0)
     plan = snugfit.plan(tiny_nets.cnn, "digits", **{**OPTIONS, **RUNS[kind]})
     interrupt(plan, tmp_path / "stopped", event, count)
