@@ -67,6 +67,12 @@ def train(folder: Path, network: Callable[[], nn.Module] = tiny_network, **optio
     return load_file(folder / "model.safetensors")
 
 
+@pytest.fixture(autouse=True)
+def _one_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What was measured for one run of this file serves the next ones: planning takes longer than these runs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache-same-training"))
+
+
 Once = Callable[[str, Callable[[Path], Any]], Any]
 
 

@@ -25,6 +25,12 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _one_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What was measured for one run of this file serves the next ones: planning takes longer than these runs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache-sidenet-resumed"))
+
+
 def plan(**changed: Any) -> Any:
     return snugfit.plan(tiny_nets.cnn, "digits", **{**OPTIONS, **changed})
 
