@@ -26,7 +26,6 @@ def photos(folder: Path) -> Path:
         (["--data", "digit"], 2, "digits"),
         (["--strategy", "blockwyse"], 2, "blockwise"),
         (["--memory", "100 pounds"], 2, "100MB"),
-        (["--model", "tiny_nets:pooled", "--memory", "3MB", *SMALL], 3, "Smallest budget"),
         (["--data", "folder:nowhere"], 4, "nowhere"),
     ],
 )
