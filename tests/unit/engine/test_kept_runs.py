@@ -35,4 +35,4 @@ def test_measured_is_at_most_predicted_which_is_at_most_the_budget(fresh_process
         assert 0 < measured <= predicted <= (budget or predicted), found
     without, ample, scarce = found
     assert without[0] > 0 < ample[0] and scarce[0] == 0
-    assert without[1] > without[2] - without[0], "it takes more than it needs without keeping"
+    assert max(without[1], ample[1]) > 1.05 * scarce[1], "they take more than without keeping: 64 to 76 MB, and 63"

@@ -56,15 +56,9 @@ def test_the_rest_is_at_a_place():
         Tiled(rest="everywhere", processes=2)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "changes", "words"),
-    [
-        (Tiled(tiles="9x1"), {}, "cannot be cut into 9x1 tiles"),
-        (Tiled(processes=2), {"precision": "bfloat16"}, "--precision float32"),
-    ],
-)
-def test_what_it_cannot_serve(strategy, changes, words):
-    assert any(words in reason for reason in strategy.validate(workload(**changes), chain(), HARDWARE))
+def test_what_it_cannot_serve():
+    reasons = Tiled(tiles="9x1").validate(workload(), chain(), HARDWARE)
+    assert any("cannot be cut into 9x1 tiles" in reason for reason in reasons)
 
 
 def test_groups_that_are_none_of_the_network():
