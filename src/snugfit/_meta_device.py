@@ -22,7 +22,6 @@ MOST = 4096
 
 _CALL, _FIRST, _NOTHING = object(), object(), object()
 """Must be called; returns its first argument, as in-place operators do; returns None."""
-_BATCH_NORMS = (torch.ops.aten.native_batch_norm, torch.ops.aten._native_batch_norm_legit)
 _known: dict[Any, Any] = {}
 
 
@@ -40,12 +39,8 @@ class CachedOperators(TorchDispatchMode):
 
 @contextmanager
 def flop_counter(formulas: Mapping[Any, Callable[..., int]] | None = None) -> Iterator[FlopCounterMode]:
-    """Counts operations of matrix products and convolutions on the meta device; ``formulas`` replace torch's.
-
-    The counter would divide a batch norm into twenty operators, none of which it counts.
-    """
-    ignored = dict.fromkeys(_BATCH_NORMS, lambda *_, **__: 0)
-    with CachedOperators(), FlopCounterMode(display=False, custom_mapping={**ignored, **(formulas or {})}) as counter:
+    """Counts operations of matrix products and convolutions on the meta device; ``formulas`` replace torch's."""
+    with CachedOperators(), FlopCounterMode(display=False, custom_mapping=dict(formulas or {})) as counter:
         yield counter
 
 

@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,3 +129,11 @@ def test_the_penalty_enters_each_step_once(micro_batches: int, lean: bool) -> No
         trainer.step(images[rows], labels[rows], 1 / micro_batches, part == micro_batches - 1)
     for name, parameter in expected.named_parameters():
         torch.testing.assert_close(trainer.parameters[name].detach(), parameter.detach(), rtol=1e-10, atol=1e-12)
+
+
+def test_operations_are_counted_where_layers_have_equal_shapes_too() -> None:
+    """Shapes of equal layers, and of a second call, are taken from a cache."""
+    layers = [nn.Conv2d(1, 4, 3, padding=1), *(nn.Conv2d(4, 4, 3, padding=1) for _ in range(3)), nn.Flatten()]
+    chain = Chain.from_module(nn.Sequential(*layers, nn.Linear(256, 10)), (1, 8, 8))
+    pruner = Pruner(SimpleNamespace(module=chain.to_module(), lean=False), (1, 8, 8), 0.5)
+    assert pruner.macs() == pruner.macs() == 64 * 9 * (4 + 3 * 16) + 2560

@@ -102,7 +102,7 @@ class StrategyConfig:
             raise UsageError(f"--strategy {self.name} does not support {flag}; use {others}, or leave it out.")
         if (reason := self._against_averaging(request)) is not None:
             raise UsageError(f"--strategy {self.name} {reason}; use sgd or adamw.")
-        if (reason := self._contradiction(request)) is not None:
+        if (reason := self.contradiction(request)) is not None:
             raise UsageError(f"--strategy {self.name}: {reason}.")
         if (scheme := self._foreign_scheme(request)) is not None:
             raise UsageError(f"{self.name} has no scheme {scheme}; --scheme is {', '.join(self.schemes)} there.")
@@ -124,7 +124,7 @@ class StrategyConfig:
             return None
         return f"does not support --optimizer schedulefree, {self.no_averaging}"
 
-    def _contradiction(self, request: BaseRequest) -> str | None:
+    def contradiction(self, request: BaseRequest) -> str | None:
         """Why its own options contradict others of the request; None if they do not."""
         return None
 
@@ -155,7 +155,7 @@ class StrategyConfig:
         if self.needs_weights and request.model.weights is None:
             return "requires pre-trained --weights, because it does not train them"
         scheme = self._foreign_scheme(request)
-        return self._contradiction(request) if scheme is None else f"has no --scheme {scheme}"
+        return self.contradiction(request) if scheme is None else f"has no --scheme {scheme}"
 
     def is_last_resort(self, request: BaseRequest) -> bool:
         """Whether ``auto`` considers it only if the other strategies are insufficient."""

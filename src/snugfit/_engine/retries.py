@@ -38,6 +38,11 @@ def retry_requests(planned: Planned) -> list[Request]:
     there is state and the user left its type open. The others train few weights at a time, so that their state is
     small. At last those of them that can keep weights in bfloat16, with both, if the user left that type open, too.
     """
+    return [each for each in _retries(planned) if find_config(each.strategy.strategy).contradiction(each) is None]
+
+
+def _retries(planned: Planned) -> list[Request]:
+    """The same, with those whose strategy refuses their other options."""
     request = planned.assembly.request
     if request.from_python:
         return []

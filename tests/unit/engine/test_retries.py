@@ -182,3 +182,10 @@ def test_without_optimizer_state_only_weights_are_rounded(monkeypatch):
 )
 def test_the_types_of_optimizer_state_and_weights_are_the_users_if_named(options, found):
     assert [tuple(types) for _, _, *types in retries("backprop", **options)] == found
+
+
+def test_what_a_strategy_refuses_beside_its_own_options_is_not_planned_again():
+    """Batch norms by whole batches have weights in float32, and no averages."""
+    exact = {"strategy": "backprop", "batch_norm": "exact"}
+    assert [tuple(types) for _, _, *types in retries("backprop", **exact)] == [("int8", None)]
+    assert exact_retries("accuracy", "backprop", few=2, strategy="backprop", optimizer="schedulefree") == []

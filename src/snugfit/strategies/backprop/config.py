@@ -33,7 +33,7 @@ class Config(StrategyConfig):
         """The steps on whole batches, if batch norms are to normalise by them."""
         return (WHOLE_BATCH,) if _normalises_whole(request) else ()
 
-    def _contradiction(self, request: BaseRequest) -> str | None:
+    def contradiction(self, request: BaseRequest) -> str | None:
         """Steps on whole batches neither average nor round."""
         training = request.training
         if not _normalises_whole(request):

@@ -65,7 +65,7 @@ class Config(StrategyConfig):
             )
         super().check(request)
 
-    def _contradiction(self, request: BaseRequest) -> str | None:
+    def contradiction(self, request: BaseRequest) -> str | None:
         """Channels are removed from optimizer state, too."""
         if getattr(request.strategy, "scheme", None) != "prunetrain" or request.training.optimizer_state != "int8":
             return None

@@ -70,9 +70,14 @@ class Pruner:
 
     def macs(self) -> int:
         """Multiply-accumulates per image of a forward pass of the current network."""
-        with flop_counter() as counter:
-            run_on_meta(self.trainer.module, self.input_shape, training=False)
-        return int(counter.get_total_flops()) // (2 * BATCH)
+        module = self.trainer.module
+
+        def operations(images: Tensor) -> int:
+            with flop_counter() as counter:  # inside, because what is cached outside is not counted
+                module(images)
+            return int(counter.get_total_flops())
+
+        return int(run_on_meta(module, self.input_shape, False, operations)[0]) // (2 * BATCH)
 
 
 def with_saved_widths(chain: Chain, structure: dict[str, Any], classes: int, state: Mapping[str, Tensor]) -> nn.Module:

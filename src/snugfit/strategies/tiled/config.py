@@ -128,7 +128,7 @@ class Config(StrategyConfig):
     no_averaging = "because averaged weights would need whole feature maps"
     last_resort = "on one device tiles save memory and no time"
 
-    def _contradiction(self, request: BaseRequest) -> str | None:
+    def contradiction(self, request: BaseRequest) -> str | None:
         """Processes exchange tiles in one type."""
         one = request.budget.devices == 1 or request.training.precision == "float32"
         return None if one else "several processes train tiles in --precision float32 only"
