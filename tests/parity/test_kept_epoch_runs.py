@@ -28,6 +28,8 @@ import tiny_nets
 
 Once = Callable[[str], tuple[dict[str, Tensor], snugfit.Record]]
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 OPTIONS: dict[str, Any] = {
     "epochs": 4, "max_train": 64, "max_val": 40, "image_size": 16, "batch_size": 16, "seed": 3, "schedule": "constant",
     "threads": 1,
@@ -49,12 +51,6 @@ RUNS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 FALLING = (0.25, 0.75, 0.5, 0.25)
 """Validation accuracies that stand in for the true ones, so that the second epoch is the best."""
-
-
-@pytest.fixture(autouse=True)
-def _one_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What was measured for one run of this file serves the next ones: planning takes longer than these runs."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache-kept-epochs"))
 
 
 @pytest.fixture(autouse=True)

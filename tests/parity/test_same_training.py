@@ -22,6 +22,8 @@ import snugfit
 from snugfit._storage.manifest import Manifest
 from snugfit._training.events import CacheProgress, Event, PhaseDone, StepDone
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 OPTIONS = {"epochs": 2, "max_train": 96, "max_val": 40, "image_size": 16, "batch_size": 32, "seed": 3, "augment": True}
 
 
@@ -65,12 +67,6 @@ def all_weights(run: Path) -> dict[str, Tensor]:
 def train(folder: Path, network: Callable[[], nn.Module] = tiny_network, **options: object) -> dict[str, Tensor]:
     snugfit.plan(network(), "digits", **{**OPTIONS, **options}).run((), out=folder)
     return load_file(folder / "model.safetensors")
-
-
-@pytest.fixture(autouse=True)
-def _one_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What was measured for one run of this file serves the next ones: planning takes longer than these runs."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache-same-training"))
 
 
 Once = Callable[[str, Callable[[Path], Any]], Any]

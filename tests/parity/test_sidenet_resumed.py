@@ -19,16 +19,12 @@ from snugfit.strategies.sidenet.retraining import PRUNED_FILE
 sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
 import tiny_nets
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 OPTIONS: dict[str, Any] = {
     "strategy": "sidenet", "image_size": 32, "epochs": 2, "max_train": 32, "max_val": 20, "batch_size": 16,
     "prune": "0.5", "sample_wise": "off", "weight_storage": "int8", "side_width": 1.0, "threads": 1,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _one_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What was measured for one run of this file serves the next ones: planning takes longer than these runs."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache-sidenet-resumed"))
 
 
 def plan(**changed: Any) -> Any:
