@@ -26,8 +26,8 @@ ones; where it is the smallest or largest, the next one is tried. Arms that comp
 (backprop, checkpoint and the peer) share the rate that is best on average. One short run cannot tell rates of a
 similar accuracy apart. "Images/s" are those of an epoch of the whole network, all of its blocks included, without
 validation and caching. Rows with an asterisk are of former settings and of the last epoch's weights, until the present
-settings were run. A row is run again when the sources that it depends on have changed. `python -m benchmarks.queue
-page` writes this page.
+settings were run. A row is run again when the sources that it depends on have changed; seeds of "(2 programs)" were
+trained with different sources, which may also differ in their plans. `python -m benchmarks.queue page` writes it.
 """
 
 
@@ -229,8 +229,10 @@ def _rate(row: Row) -> str:
 
 
 def _seeds(rows: list[Row]) -> str:
-    broken = sum(row["test"] is None for row in rows)
-    return f"{len(rows)}" + (f", {broken} without result" if broken and broken < len(rows) else "")
+    """Number of seeds, and whether their sources differed, so that their spread is not one of seeds alone."""
+    broken, programs = sum(row["test"] is None for row in rows), len({row["digest"] for row in rows})
+    mixed = f" ({programs} programs)" if programs > 1 else ""
+    return f"{len(rows)}{mixed}" + (f", {broken} without result" if broken and broken < len(rows) else "")
 
 
 def progress(left: list[Task], rows: Mapping[str, Row], running: str | None) -> str:

@@ -115,6 +115,12 @@ class TestPage:
         assert "| 9 MB: units * | default | 1 | 50.0 |" in before
         assert "| 9 MB: units | default | 1 | 60.0 |" in after and "units *" not in after
 
+    def test_seeds_of_different_sources_are_told(self) -> None:
+        """Their spread is not one of seeds alone."""
+        first, second = (self.row(self.capped, seed, 0.5, 40.0) for seed in (0, 1))
+        shown = [self.shown(first, second | {"digest": other})["9 MB: units"][2] for other in ("d", "e")]
+        assert shown == ["2", "2 (2 programs)"]
+
     def test_the_longest_rung_is_drawn_for_the_page(self, tmp_path: Path) -> None:
         rows = [self.row(self.free, 0, 0.5, 40.0, 90.0), self.row(self.capped, 1, 0.5, 40.0, 150.0)]
         arms = [self.free, self.capped, self.tight]
