@@ -47,6 +47,11 @@ def test_train_prints_the_run_folder_and_draws_the_page(snugfit, drawings):
     assert "here/report.html" in outcome.err and "event RunStarted" in outcome.err
 
 
+def test_no_report_is_drawn_if_none_is_wanted(snugfit, drawings):
+    outcome = snugfit("train", "--out", "here", "--no-report")
+    assert (outcome.code, outcome.out, drawings) == (0, "here\n", []) and "report" not in outcome.err
+
+
 def test_train_json_is_the_record_alone_whatever_libraries_print(snugfit):
     outcome = snugfit("train", "--model", "noisy", "--json", "--threads", "3", "--quiet")
     assert outcome.code == 0

@@ -19,7 +19,7 @@ REASON = netns.why_not()
 pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(300)]
 TRAIN = (
     "train", "--model", "tiny_nets:cnn", "--data", "digits", "--image-size", "16", "--max-train", "96", "--max-val",
-    "40", "--batch-size", "32", "--seed", "3", "--threads", "1", "--out", "run", "--quiet",
+    "40", "--batch-size", "32", "--seed", "3", "--threads", "1", "--out", "run", "--no-report", "--quiet",
 )  # fmt: skip
 
 

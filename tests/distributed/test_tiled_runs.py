@@ -14,7 +14,7 @@ import snugfit
 
 TRAIN = (
     "train", "--model", "tiny_nets:cnn", "--data", "digits", "--image-size", "16", "--max-train", "96", "--max-val",
-    "40", "--batch-size", "32", "--seed", "3", "--threads", "1",
+    "40", "--batch-size", "32", "--seed", "3", "--threads", "1", "--no-report",
 )  # fmt: skip
 LAUNCH = ("cluster", "launch", "--timeout", "5s")
 TILED = ("--strategy", "tiled")

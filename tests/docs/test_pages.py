@@ -134,7 +134,8 @@ def test_flags_exist(page):
         for group in (*groups, PlanOptions(), ProfileOptions(), EstimateOptions("1x8x8"), PLAIN_ONNX, ClusterOptions())
         for field in dataclasses.fields(group)
     ]
-    known = {field.name.replace("_", "-") for field in fields} | {"resume", "json", "quiet", "debug", "config"}
+    known = {field.name.replace("_", "-") for field in fields}
+    known |= {"resume", "report", "json", "quiet", "debug", "config"}
     known |= {f"no-{flag}" for flag in known} | {
         "top",
         "pictures",

@@ -14,7 +14,7 @@ from snugfit.errors import InfeasibleBudgetError
 
 RUN = [
     "--data", "digits", "--batch-size", "8", "--epochs", "1", "--max-train", "16", "--max-val", "10", "--threads", "1",
-    "--json", "--quiet",
+    "--no-report", "--json", "--quiet",
 ]  # fmt: skip
 
 

@@ -27,7 +27,7 @@ OUTSIDE = 4 * MB
 """Most difference between what is seen from outside at intervals, also before and after training, and the record."""
 RUN = [
     "--model", "smallconv", "--image-size", "16", "--data", "digits", "--batch-size", "32", "--strategy", "backprop",
-    "--max-train", "256", "--max-val", "32", "--threads", "1", "--json", "--quiet",
+    "--max-train", "256", "--max-val", "32", "--threads", "1", "--no-report", "--json", "--quiet",
 ]  # fmt: skip
 
 

@@ -228,7 +228,7 @@ def test_ten_kills_change_nothing(tmp_path: Path) -> None:
     options = [
         "--model", "vgg8", "--data", "digits", "--image-size", "16", "--max-train", "256", "--max-val", "40",
         "--epochs", "3", "--batch-size", "16", "--strategy", "blockwise", "--threads", "2", "--memory", "80MB",
-        "--module-units", "1", "--batch-limit", "96", "--rho", "0",
+        "--module-units", "1", "--batch-limit", "96", "--rho", "0", "--no-report",
     ]  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert start("train", *options, "--out", str(whole)).wait() == 0

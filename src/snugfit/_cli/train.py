@@ -31,7 +31,12 @@ Resume = Annotated[
 ]
 
 
-def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: OutputOptions = SHOW_ALL) -> None:
+Report = Annotated[bool, Parameter(group=Group("Machine", sort_key=6))]
+
+
+def train(
+    *, flags: RequestFlags = NO_FLAGS, resume: Resume = None, report: Report = True, output: OutputOptions = SHOW_ALL
+) -> None:
     """Train with the best strategy that fits the budget, and never use more.
 
     Prints the run folder; `--json` prints the record instead. `Ctrl-C` stops a run so that it can be resumed.
@@ -46,12 +51,13 @@ def train(*, flags: RequestFlags = NO_FLAGS, resume: Resume = None, output: Outp
     Args:
         flags: the options of the run.
         resume: continue the run in this folder, with the options that it was started with.
+        report: draw the report of the finished run; `snugfit report` draws it later, too.
         output: what is shown.
     """
     record = _resumed(resume, flags, output) if resume else _started(_new_request(flags), output)
     if "run_dir" not in record:  # a process that has served another one's run
         return
-    page = draw_after_training(record["run_dir"])
+    page = draw_after_training(record["run_dir"]) if report else None
     if page:
         note(f"report: {page}")
     if output.json:
