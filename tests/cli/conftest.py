@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from snugfit._cli import app, child_process
+from snugfit._cli import app, worker_processes
 from snugfit._core import known
 
 FAKES = Path(__file__).parent / "fakes"
 LAUNCH = (
-    "import snugfit._cli.child_process as job, snugfit._core.known as known; job.WORKER_MODULE = 'fake_worker'; "
+    "import snugfit._cli.worker_processes as job, snugfit._core.known as known; job.WORKER_MODULE = 'fake_worker'; "
     "known.check_names = lambda request: None; from snugfit._cli import main; main()"
 )
 
@@ -42,7 +42,7 @@ class Outcome:
 @pytest.fixture
 def fakes(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(FAKES), prepend=os.pathsep)
-    monkeypatch.setattr(child_process, "WORKER_MODULE", "fake_worker")
+    monkeypatch.setattr(worker_processes, "WORKER_MODULE", "fake_worker")
     monkeypatch.setattr(known, "check_names", lambda request: None)  # the fakes' models are named by what they do
 
 

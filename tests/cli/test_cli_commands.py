@@ -285,8 +285,8 @@ def test_mistakes_are_found_before_torch_is_imported(command, tmp_path):
     (tmp_path / "damaged.yaml").write_text("epochs: [1\n")
     (tmp_path / "unknown.yaml").write_text("epoch: 3\n")
     code = (
-        "import sys\nfrom snugfit._cli import child_process\nfrom snugfit._cli.app import run\n"
-        "child_process.subprocess.Popen = None\n"
+        "import sys\nfrom snugfit._cli import worker_processes\nfrom snugfit._cli.app import run\n"
+        "worker_processes.subprocess.Popen = None\n"
         "for line in sys.argv[2:]:\n    assert run([sys.argv[1], *line.split()]) == 2, line\n"
         "sys.exit('torch' in sys.modules)"
     )

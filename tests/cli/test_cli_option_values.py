@@ -154,7 +154,7 @@ def seen(monkeypatch, tmp_path, capfd):
     """Give options on the command line or in YAML: the request that comes of them, or exit code and message."""
     caught = []
     monkeypatch.setattr(
-        "snugfit._cli.train.run_job", lambda job: caught.append(Request.from_json(job["request"])) or {}
+        "snugfit._cli.train.run_job", lambda job, server: caught.append(Request.from_json(job["request"])) or {}
     )
     monkeypatch.chdir(tmp_path)
 

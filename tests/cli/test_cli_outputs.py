@@ -22,7 +22,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_places_are_looked_at_before_any_work(call, snugfit, monkeypatch, tmp_path):
-    monkeypatch.setattr(child_process, "_child", lambda: pytest.fail("work began"))
+    monkeypatch.setattr(child_process, "_child", lambda *_: pytest.fail("work began"))
     Path("file").touch()
     Path("dangling").symlink_to("missing/place")
     for wrong in WRONG:
@@ -34,7 +34,7 @@ def test_places_are_looked_at_before_any_work(call, snugfit, monkeypatch, tmp_pa
 
 
 def test_a_folder_that_holds_something_is_refused_at_once(snugfit, monkeypatch):
-    monkeypatch.setattr(child_process, "_child", lambda: pytest.fail("work began"))
+    monkeypatch.setattr(child_process, "_child", lambda *_: pytest.fail("work began"))
     Path("runs/a").mkdir(parents=True)
     Path("runs/a/model").touch()
     outcome = snugfit("train", "--out", "runs/a")
@@ -42,7 +42,7 @@ def test_a_folder_that_holds_something_is_refused_at_once(snugfit, monkeypatch):
 
 
 def test_runs_that_cannot_be_made_are_refused_at_once(snugfit, monkeypatch):
-    monkeypatch.setattr(child_process, "_child", lambda: pytest.fail("work began"))
+    monkeypatch.setattr(child_process, "_child", lambda *_: pytest.fail("work began"))
     Path("runs").touch()
     outcome = snugfit("train")
     assert outcome.code == 2 and "cannot write runs" in outcome.err and "--out" in outcome.err

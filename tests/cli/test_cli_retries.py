@@ -368,8 +368,8 @@ def test_less_than_the_known_smallest_budget_is_refused_at_once(tmp_path):
 def test_a_way_that_fits_when_planned_and_not_when_trained_is_refused(monkeypatch):
     """A process that planned it had a little more memory than the one that would train it."""
     command, refused = import_module("snugfit._cli.train"), refusal([alone("backprop")], backprop=60 * MB)
-    monkeypatch.setattr(command, "run_job", lambda job: refused)
-    monkeypatch.setattr(command, "planned", lambda request, output, noted: fitting("backprop"))
+    monkeypatch.setattr(command, "run_job", lambda job, server: refused)
+    monkeypatch.setattr(command, "planned", lambda request, output, noted, server: fitting("backprop"))
     with pytest.raises(FailedError, match="as guessed") as raised:
         command._started(REQUEST, SHOW_ALL)
     assert raised.value.exit_code == 3
@@ -403,13 +403,13 @@ def test_what_fits_stays_chosen_if_no_exact_strategy_fits_alone():
 def test_what_is_planned_again_in_vain_is_trained_as_it_was_planned(monkeypatch):
     jobs, first = [], inexact(alone("backprop"))
 
-    def run_job(job):
+    def run_job(job, server):
         jobs.append((job["request"]["strategy"]["strategy"], job["settled"]))
         return {"strategy": "blockwise"} if job["settled"] else first
 
     command = import_module("snugfit._cli.train")
     monkeypatch.setattr(command, "run_job", run_job)
-    monkeypatch.setattr(command, "planned", lambda request, output, noted: refusal(backprop=60 * MB))
+    monkeypatch.setattr(command, "planned", lambda request, output, noted, server: refusal(backprop=60 * MB))
     assert command._started(REQUEST, SHOW_ALL) == {"strategy": "blockwise"}
     assert jobs == [("auto", False), ("auto", True)]
 

@@ -133,6 +133,7 @@ def test_streams_are_three_descriptors_whatever_was_closed(shell, tmp_path: Path
     assert found.returncode == 0 and (tmp_path / "later").read_text() == "True\n"
 
 
+NO_JOB = '{"command": "", "debug": false}'
 ENDING = """
 import os, signal, sys
 from snugfit._cli import worker
@@ -151,8 +152,8 @@ print(code, os.read(reading, 1000).decode())
 def test_a_worker_that_is_done_ends_in_silence_whatever_signals_come(work: str, said: str) -> None:
     """A signal while the interpreter ends would show a traceback of whatever module is being torn down."""
     done = subprocess.run(
-        [sys.executable, "-c", ENDING.format(work=work)], input='{"debug": false}', capture_output=True, text=True,
-        timeout=100, check=False,
+        [sys.executable, "-c", ENDING.format(work=work)], input=NO_JOB, capture_output=True, text=True, timeout=100,
+        check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(said)
 
@@ -199,7 +200,12 @@ def test_an_interrupt_in_a_finalizer_interrupts_without_a_traceback(seconds: int
     """Unless the work is done before it is delivered again."""
     code = SWALLOWED.format(seconds=seconds, delay=delay)
     done = subprocess.run(
-        [sys.executable, "-c", code], input='{"debug": false}', capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", code],
+        input=NO_JOB,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(said)

@@ -7,20 +7,19 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from snugfit._cli.output import FailedError, unreported
+from snugfit._cli.worker_processes import FORWARDED, ForkedChild, ForkServer, blocked_signals, start_worker
 from snugfit._core.machine_memory import GROUPS, PROC, counts, memory_groups
 from snugfit.errors import BudgetExceededError, InterruptedRunError, SnugfitError, UnusableInputError, WorkerLostError
 
 if TYPE_CHECKING:  # this module is part of the worker, which has no use for cyclopts
     from snugfit._cli.options import OutputOptions
 
-WORKER_MODULE = "snugfit._cli.worker"
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    Child: TypeAlias = subprocess.Popen[bytes] | ForkedChild
 
 
 def make_job(command: str, output: OutputOptions, threads: int | None, **arguments: Any) -> dict[str, Any]:
@@ -28,11 +27,15 @@ def make_job(command: str, output: OutputOptions, threads: int | None, **argumen
     return {"command": command, "threads": threads, "quiet": output.quiet, "debug": output.debug, **arguments}
 
 
-def run_job(job: dict[str, Any], on_row: Callable[[list[Any]], None] | None = None) -> dict[str, Any]:
+def run_job(
+    job: dict[str, Any],
+    on_row: Callable[[list[Any]], None] | None = None,
+    server: ForkServer | None = None,
+) -> dict[str, Any]:
     """Run a job in a fresh child process and return its result.
 
     The child writes lines of JSON into a pipe: ``run_dir`` and ``row`` (for ``on_row``) while it works, then ``result``
-    or ``error``.
+    or ``error``. It is forked from the server, if there is one.
 
     Raises:
         FailedError: the child's own error.
@@ -43,8 +46,7 @@ def run_job(job: dict[str, Any], on_row: Callable[[list[Any]], None] | None = No
     """
     found: dict[str, Any] = {"run_dir": job.get("resume")}
     kills = memory_kills()
-    with _child() as (child, messages):
-        _hand_over(child, job)
+    with _child(job, server) as (child, messages):
         for line in messages:
             message = json.loads(line)
             if "row" in message:
@@ -73,23 +75,21 @@ def is_finished(run_dir: str | None) -> bool:
 
 
 @contextlib.contextmanager
-def _child() -> Iterator[tuple[subprocess.Popen[bytes], Iterator[str]]]:
-    """Start the worker in its own session: a Ctrl-C reaches it once, through this process.
-
-    Signals stay blocked until both sides can handle them; the worker inherits the mask and lifts it.
-    """
+def _child(job: dict[str, Any], server: ForkServer | None) -> Iterator[tuple[Child, Iterator[str]]]:
+    """A child with its messages; signals are passed on to it while it works."""
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", WORKER_MODULE, str(writing), str(os.getpid())]
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     previous = {}
+    child: Child
     try:
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, pass_fds=(writing,), start_new_session=True)
-        previous = _forward_signals(child)
+        with blocked_signals():
+            child = start_worker(writing, job) if server is None else server.fork(job, writing)
+            previous = _forward_signals(child)
     finally:
         os.close(writing)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
         with os.fdopen(reading, encoding="utf-8") as messages:
+            if server is not None and (first := messages.readline()):
+                child.pid = json.loads(first)["pid"]
             yield child, messages
     finally:
         if child.poll() is None:
@@ -99,7 +99,7 @@ def _child() -> Iterator[tuple[subprocess.Popen[bytes], Iterator[str]]]:
             signal.signal(number, handler)
 
 
-def _forward_signals(child: subprocess.Popen[bytes]) -> dict[int, Any]:
+def _forward_signals(child: Child) -> dict[int, Any]:
     """Pass signals on, a hang-up as SIGTERM; a hang-up that nohup made this process ignore stays ignored."""
 
     def forward(number: int, frame: Any) -> None:
@@ -115,12 +115,6 @@ def _forward_signals(child: subprocess.Popen[bytes]) -> dict[int, Any]:
         del handlers[signal.SIGHUP]
     handlers[signal.SIGTSTP] = suspend
     return {number: signal.signal(number, handler) for number, handler in handlers.items()}
-
-
-def _hand_over(child: subprocess.Popen[bytes], job: dict[str, Any]) -> None:
-    assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
-        pipe.write(json.dumps(job).encode())
 
 
 def death_error(code: int, job: dict[str, Any], run_dir: str | None, of_memory: bool | None = None) -> SnugfitError:

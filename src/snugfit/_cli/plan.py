@@ -11,6 +11,7 @@ from snugfit._cli.options import NO_FLAGS, PLAN_ALONE, SHOW_ALL, OutputOptions, 
 from snugfit._cli.output import FailedError, note, print_json, show_error
 from snugfit._cli.plan_cache import PlanCache
 from snugfit._cli.retries import plan_again
+from snugfit._cli.worker_processes import ForkServer, fork_server
 from snugfit._core.known import require_data
 from snugfit._core.machine_memory import machine_memory, private_bytes
 from snugfit._core.plan import Plan
@@ -88,16 +89,23 @@ def _with_memory_now(cached: Plan) -> Plan:
 
 
 def _planned(request: Request, steps: int, output: OutputOptions) -> dict[str, Any]:
-    plan_once = partial(planned, output=output, steps=steps)
-    return plan_again(request, plan_once(request), partial(plan_once, noted=True))
+    with fork_server() as server:
+        plan_once = partial(planned, output=output, steps=steps, server=server)
+        return plan_again(request, plan_once(request), partial(plan_once, noted=True))
 
 
 def planned(
-    request: Request, output: OutputOptions, steps: int = 0, *, smallest: bool = False, noted: bool = False
+    request: Request,
+    output: OutputOptions,
+    steps: int = 0,
+    *,
+    smallest: bool = False,
+    noted: bool = False,
+    server: ForkServer | None = None,
 ) -> dict[str, Any]:
     """A plan from a fresh process: with trials of so many steps, or with the smallest budget by its measurements.
 
-    With ``noted`` an earlier process has shown the notices of planning.
+    With ``noted`` an earlier process has shown the notices of planning. ``server`` forks the process.
     """
     asked = {
         "request": request.to_json(),
@@ -105,4 +113,4 @@ def planned(
         "smallest": smallest,
         "noted": noted,
     }
-    return run_job(make_job("plan", output, request.machine.threads, **asked))
+    return run_job(make_job("plan", output, request.machine.threads, **asked), server=server)

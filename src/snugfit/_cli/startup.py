@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class ReaderGoneError(Exception):
@@ -105,6 +106,11 @@ def die_with_parent() -> None:
     """Let the kernel kill this process when its parent is killed: an orphan must not write to a resumed run."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans(adopt: bool) -> None:
+    """Whether this process becomes the parent of its descendants whose own parent has ended."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
 def die_with_agent() -> None:

@@ -15,6 +15,7 @@ from snugfit._cli.options import NO_FLAGS, SHOW_ALL, OutputOptions, RequestFlags
 from snugfit._cli.output import FailedError, note, print_json
 from snugfit._cli.plan import planned
 from snugfit._cli.retries import plan_again
+from snugfit._cli.worker_processes import fork_server
 from snugfit._core.documents import read_data
 from snugfit._core.known import require_data
 from snugfit._core.launchers import name_process
@@ -90,21 +91,23 @@ def _new_request(flags: RequestFlags) -> Request:
 
 def _started(request: Request, output: OutputOptions) -> dict[str, Any]:
     """The record of a new run; if nothing fits, or nothing exact, strategies are planned in processes of their own."""
+    with fork_server() as server:
 
-    def ask(each: Request, *, settled: bool) -> dict[str, Any]:
-        asked: dict[str, Any] = {"request": each.to_json(), "resume": None, "settled": settled, "noted": settled}
-        return run_job(make_job("train", output, each.machine.threads, **asked))
+        def ask(each: Request, **asked: Any) -> dict[str, Any]:
+            job = {"request": each.to_json(), "resume": None, **asked}
+            return run_job(make_job("train", output, each.machine.threads, **job), server=server)
 
-    found = ask(request, settled=False)
-    if "retries" in found:
-        found = plan_again(request, found, partial(planned, output=output, noted=True))
-        if not found["infeasible"]:
-            found = ask(Request.from_json(found["request"]) if "request" in found else request, settled=True)
-    if found.get("infeasible"):
-        raise FailedError.from_json(found["infeasible"])
-    if "begun" in found:  # memory that measuring left in that process would count to the budget
-        found = run_job(make_job("train", output, request.machine.threads, request=None, resume=found["begun"]))
-    return found
+        found = ask(request, settled=False, noted=False)
+        if "retries" in found:
+            found = plan_again(request, found, partial(planned, output=output, noted=True, server=server))
+            if not found["infeasible"]:
+                chosen = Request.from_json(found["request"]) if "request" in found else request
+                found = ask(chosen, settled=True, noted=True)
+        if found.get("infeasible"):
+            raise FailedError.from_json(found["infeasible"])
+        if "begun" in found:  # memory that measuring left in that process would count to the budget
+            found = ask(request, resume=found["begun"])
+        return found
 
 
 def _resumed(run_dir: str, flags: RequestFlags, output: OutputOptions) -> dict[str, Any]:

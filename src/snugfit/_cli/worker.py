@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
-from snugfit._cli.child_process import FORWARDED
 from snugfit._cli.output import FailedError, explain, note
 from snugfit._cli.startup import die_with_parent, ignore_signals, prepare_streams, redeliver_swallowed_interrupts
+from snugfit._cli.worker_processes import FORWARDED, end_server, forked_job
 from snugfit._core.request import Request
 from snugfit._training.events import Event, Notice, RunStarted
 from snugfit.errors import InterruptedRunError
@@ -28,6 +28,8 @@ Subscribers = tuple[Callable[[Event], Any], ...]
 def main() -> int:
     """Do the job that is on stdin as JSON. Arguments: file descriptor of the pipe, and process id of the parent.
 
+    The job ``serve`` forks processes for others, which come from a socket.
+
     Returns:
         The exit code, which is also in the ``error`` message.
     """
@@ -36,6 +38,13 @@ def main() -> int:
     if os.getppid() != int(sys.argv[2]):  # the parent was killed while this process started
         return InterruptedRunError.exit_code
     descriptor = int(sys.argv[1])
+    job = json.load(sys.stdin)
+    is_forked = job["command"] == "serve"
+    if is_forked:
+        forked = forked_job(descriptor, int(sys.argv[2]), API_MODULE)
+        if forked is None:
+            return 0
+        job, descriptor = forked
     os.set_inheritable(descriptor, False)
 
     def send(**message: Any) -> None:
@@ -43,7 +52,8 @@ def main() -> int:
         while line:
             line = line[os.write(descriptor, line) :]
 
-    job = json.load(sys.stdin)
+    if is_forked:
+        send(pid=os.getpid())
     failed = _attempt(job, send)
     if failed is not None:
         with suppress(BrokenPipeError):  # the parent ended because the reader of its output went away
@@ -149,6 +159,7 @@ def _train_in_launch(api: Any, job: dict[str, Any], subscribers: Subscribers) ->
 
 def _train(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:
     if job["resume"]:
+        end_server()
         return api.resume(job["resume"], subscribers=subscribers).to_json()
     from snugfit._engine.retries import retry_requests
 
@@ -163,6 +174,7 @@ def _train(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) 
             return _fitting(plan, retries)
         if plan.fresh:
             return {"begun": str(plan.begin())}
+    end_server()
     return plan.run(subscribers=subscribers).to_json()
 
 

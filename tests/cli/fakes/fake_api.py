@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 from snugfit import errors
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
@@ -186,6 +188,12 @@ def _record_and_die(request):
     _die(signal.SIGTERM)(request)
 
 
+def _others():
+    """Number of processes below the command line's that use memory, beside this one."""
+    found = psutil.Process(os.getppid()).children(recursive=True)
+    return sum(each.status() != psutil.STATUS_ZOMBIE for each in found) - 1
+
+
 BEHAVIOURS = {
     "recorded": _record_and_die,
     "vgg16": lambda request: None,
@@ -204,4 +212,5 @@ BEHAVIOURS = {
     "allocator": _fail(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")),
     "disk": _fail(OSError(errno.ENOSPC, "No space left on device", "cache.bin")),
     "sysexit": lambda request: sys.exit(4),
+    "others": lambda request: Path("others").write_text(str(_others())),
 }

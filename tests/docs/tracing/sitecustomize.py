@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 STAGES = {
-    "_cli/child_process.py": "_hand_over",
+    "_cli/child_process.py": "_forward_signals",
     "_engine/builder.py": "assemble",
     "profiling/measuring.py": "measure_probes",
     "_training/loop.py": "_step_within_budget",

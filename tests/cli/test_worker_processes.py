@@ -1,0 +1,97 @@
+"""Processes that are forked for plans: as those that are started, in signals, errors and memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from snugfit._cli import app, child_process, worker_processes
+from snugfit._cli.child_process import run_job
+from snugfit.errors import SnugfitError
+
+JOB = {"command": "plan", "threads": 1, "quiet": True, "debug": False}
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The jobs with which workers were started."""
+    jobs, start = [], child_process.start_worker
+
+    def count(descriptor: int, job: dict[str, Any]) -> Any:
+        jobs.append(job["command"])
+        return start(descriptor, job)
+
+    monkeypatch.setattr(child_process, "start_worker", count)
+    monkeypatch.setattr(worker_processes, "start_worker", count)
+    return jobs
+
+
+@pytest.mark.parametrize(
+    ("least", "model", "jobs"),
+    [
+        (0, "fits-alone", ["serve"]),
+        (10**18, "fits-alone", ["train", "plan", "train"]),
+        (0, "fresh", ["serve"]),
+        (10**18, "fresh", ["train", "train"]),
+    ],
+)
+def test_one_process_imports_for_all_where_memory_is_free(snugfit, started, monkeypatch, least, model, jobs):
+    monkeypatch.setattr(worker_processes, "LEAST_FREE_BYTES", least)
+    assert snugfit("train", "--model", model, "--memory", "100MB", "--json").code == 0
+    assert started == jobs
+
+
+def test_nothing_is_forked_in_a_launch(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with worker_processes.fork_server() as server:
+        assert server is None
+
+
+def test_training_is_alone(snugfit, started):
+    """The server has ended by then: it would hold copies of the pages that training changes."""
+    assert snugfit("train", "--model", "others").code == 0
+    assert started == ["serve"] and Path("others").read_text() == "0"
+
+
+def test_no_process_is_left(snugfit):
+    before = psutil.Process().children(recursive=True)
+    for command, model in (("plan", "fits-alone"), ("plan", "too-big"), ("train", "sigkill"), ("train", "internal")):
+        snugfit(command, "--model", model, "--memory", "100MB")
+    assert psutil.Process().children(recursive=True) == before
+
+
+def test_a_server_that_dies_is_told_by_its_signal(fakes):
+    with worker_processes.fork_server() as server:
+        assert server is not None
+        os.kill(server.process.pid, signal.SIGSEGV)
+        server.process.wait()
+        with pytest.raises(SnugfitError, match="the plan process was killed by SIGSEGV"):
+            run_job(JOB, server=server)
+
+
+def test_an_import_that_fails_is_told_by_the_job(fakes, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "fake_api.py").write_text("raise ImportError('no torch here')")
+    with worker_processes.fork_server() as server, pytest.raises(SnugfitError, match="no torch here"):
+        run_job(JOB, server=server)
+
+
+@pytest.mark.skipif(worker_processes.sys.platform != "linux", reason="nothing is forked")
+def test_a_forked_process_rests_at_the_same_memory(capfd, monkeypatch):
+    flags = ["--model", "smallconv", "--data", "digits", "--image-size", "16", "--max-train", "32", "--threads", "1"]
+
+    def rest(least: int) -> int:
+        monkeypatch.setattr(worker_processes, "LEAST_FREE_BYTES", least)
+        capfd.readouterr()
+        assert app.run(["plan", *flags, "--strategy", "backprop", "--json", "--quiet", "--profile-cache", "off"]) == 0
+        found: int = json.loads(capfd.readouterr().out)["memory"]["process_bytes"]
+        return found
+
+    forked, alone = rest(0), rest(10**18)
+    assert abs(forked - alone) < 1_000_000 < forked
