@@ -13,6 +13,7 @@ import pytest
 
 from snugfit._cli import app, child_process, worker_processes
 from snugfit._cli.child_process import run_job
+from snugfit._core.option_groups import BudgetOptions
 from snugfit.errors import SnugfitError
 
 JOB = {"command": "plan", "threads": 1, "quiet": True, "debug": False}
@@ -47,9 +48,14 @@ def test_one_process_imports_for_all_where_memory_is_free(snugfit, started, monk
     assert started == jobs
 
 
+def test_nothing_is_forked_where_all_processes_count():
+    with worker_processes.fork_server(BudgetOptions(total_memory="auto")) as server:
+        assert server is None
+
+
 def test_nothing_is_forked_in_a_launch(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with worker_processes.fork_server() as server:
+    with worker_processes.fork_server(BudgetOptions()) as server:
         assert server is None
 
 
@@ -67,7 +73,7 @@ def test_no_process_is_left(snugfit):
 
 
 def test_a_server_that_dies_is_told_by_its_signal(fakes):
-    with worker_processes.fork_server() as server:
+    with worker_processes.fork_server(BudgetOptions()) as server:
         assert server is not None
         os.kill(server.process.pid, signal.SIGSEGV)
         server.process.wait()
@@ -78,7 +84,7 @@ def test_a_server_that_dies_is_told_by_its_signal(fakes):
 def test_an_import_that_fails_is_told_by_the_job(fakes, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "fake_api.py").write_text("raise ImportError('no torch here')")
-    with worker_processes.fork_server() as server, pytest.raises(SnugfitError, match="no torch here"):
+    with worker_processes.fork_server(BudgetOptions()) as server, pytest.raises(SnugfitError, match="no torch here"):
         run_job(JOB, server=server)
 
 
