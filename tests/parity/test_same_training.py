@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import snugfit
+from snugfit._core.record_checks import read_record
 from snugfit._storage.manifest import Manifest
 from snugfit._training.events import CacheProgress, Event, PhaseDone, StepDone
 
@@ -144,6 +145,8 @@ def test_cached_activations_are_the_recomputed_ones(tmp_path: Path, once: Once, 
         {"strategy": "backprop", "activations": "int4"},
         {"strategy": "backprop", "optimizer_state": "int8", "weight_dtype": "bfloat16"},
         {"strategy": "checkpoint", "optimizer": "adamw", "weight_dtype": "bfloat16", "precision": "bfloat16"},
+        {"strategy": "backprop", "precision": "float16"},
+        {"strategy": "checkpoint", "precision": "float16", "optimizer": "adamw", "optimizer_state": "int8"},
         {"strategy": "checkpoint", "class_weights": "balanced"},
         {"strategy": "checkpoint", "loss": "focal", "focal_gamma": 0.5},
         {"strategy": "backprop", "clip_norm": 0.5, "schedule": "one-cycle"},
@@ -162,6 +165,8 @@ def test_a_resumed_whole_network_is_uninterrupted(tmp_path: Path, options: dict[
     interrupt(plan, tmp_path / "stopped", count=4)
     snugfit.resume(tmp_path / "stopped", (), model=network_with_dropout())
     assert_same(whole, load_file(tmp_path / "stopped" / "model.safetensors"))
+    scales = [read_record(tmp_path / name / "record.json").measured["loss_scale"] for name in ("whole", "stopped")]
+    assert scales[0] == scales[1] and (scales[0] is not None) == (options.get("precision") == "float16")
 
 
 def dropping_network() -> nn.Module:

@@ -60,6 +60,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "tiles, state in 8 bits": {"strategy": "tiled", "tiles": "2x2", "optimizer_state": "int8"},
     "clipped": {"strategy": "backprop", "clip_norm": 0.1},
     "clipped, recomputed": {"strategy": "checkpoint", "clip_norm": 0.1, "optimizer": "adamw"},
+    "in float16": {"strategy": "backprop", "precision": "float16"},
+    "in float16, recomputed": {"strategy": "checkpoint", "precision": "float16", "optimizer": "adamw"},
     "mixed images": {"strategy": "backprop", "mixup": 0.2, "cutmix": 1.0, "loss": "focal"},
     "averaged weights": {"strategy": "backprop", "ema": 0.9},
     "averaged weights, recomputed": {"strategy": "checkpoint", "ema": 0.9, "optimizer": "adamw"},

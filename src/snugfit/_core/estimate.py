@@ -12,7 +12,6 @@ from snugfit._core.workload import (
     OptimizerName,
     OptimizerSettings,
     OptimizerState,
-    Precision,
     WeightDtype,
     check_weight_dtype,
 )
@@ -63,7 +62,7 @@ class EstimateOptions(Checked):
     memory: Annotated[Size | None, Common("SIZE", "also say what fits this budget, like 2GB")] = None
     optimizer: Annotated[OptimizerName, Common("NAME", "sgd (by default), adamw or schedulefree")] = "sgd"
     optimizer_state: OptimizerState = "float32"
-    precision: Precision = "float32"
+    precision: Literal["float32", "bfloat16"] = "float32"
     weight_dtype: WeightDtype = "float32"
     measure: Annotated[bool, Common("", "also run real steps, and measure their peak")] = False
     threads: Workers | None = None

@@ -42,7 +42,7 @@ class PlanKeywords(TypedDict, total=False):
     ema: float | None
     keep: Literal["best", "last"]
     patience: int | None
-    precision: Literal["float32", "bfloat16"]
+    precision: Literal["float32", "bfloat16", "float16"]
     activations: Literal["exact", "paged", "int8", "int4"]
     weight_dtype: Literal["float32", "bfloat16"] | None
     augment: bool

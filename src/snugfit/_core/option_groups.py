@@ -204,7 +204,9 @@ class TrainingOptions(Checked):
             successors train on its outputs.
         patience: end training after so many epochs without a better validation accuracy. The schedule of the learning
             rate stays that of all epochs, and predicted times are for all of them. For backprop and checkpoint.
-        precision: float32, or bfloat16 through autocast.
+        precision: float32, or bfloat16 or float16 through autocast. float16 scales the loss, and skips steps whose
+            gradients overflow; all gradients are then held until the step, as with micro-batches. It is for backprop
+            and checkpoint, without --activations int8 or int4.
         activations: how feature maps are kept for the backward pass: exact, paged (in a file in the cache folder where
             memory does not suffice; gradients are the same to the bit), int8 (a quarter of the memory) or int4 (an
             eighth). The last two round at random, so that gradients are no longer exact. paged is
@@ -285,6 +287,11 @@ class TrainingOptions(Checked):
             ema=self.ema,
         )
         check_weight_dtype(self.weight_dtype, self.optimizer)
+        if self.precision == "float16" and self.activations in ("int8", "int4"):
+            raise UsageError(
+                f"--activations {self.activations} rounds feature maps in float32 and bfloat16 only; leave it out, or "
+                "use --precision bfloat16."
+            )
         if self.ema is not None and self.weight_dtype == "bfloat16":
             raise UsageError(
                 f"--ema {self.ema:g} adds less to an average than {self.weight_dtype} resolves; leave it out, or "

@@ -108,7 +108,8 @@ class Record:
             ``seconds``, ``storage_bytes``, ``energy_joules`` (None if no counter is readable), ``missed_phases`` (names
             of the phases whose peak lies above their own prediction, even if that of the whole run holds),
             ``device_memory`` (``context_bytes``, ``reserved_bytes``, ``allocated_bytes`` and ``fragmentation_bytes`` of
-            a GPU at the peak, and the most ``host_bytes``; None on the processor).
+            a GPU at the peak, and the most ``host_bytes``; None on the processor), ``loss_scale`` (in float16 the last
+            ``scale``, and ``skipped_steps``; else None).
         accuracy: ``val``, ``test``, ``test_top5`` in [0, 1]; None without such a split. For several labels ``val`` and
             ``test`` are mAP, and for detection mAP50; ``map`` or ``map50`` is that of the test split, or else of
             validation.

@@ -16,6 +16,8 @@ from snugfit.errors import CheckpointError
 
 MAX_NUMBER = 2**53
 """Largest number in a record; floats hold every integer up to it."""
+MAX_SCALE = 2**128
+"""Above the largest float32."""
 MAX_UNITS = 100_000
 MAX_BATCH = 2**31
 MAX_CLASSES = 50_000
@@ -31,6 +33,7 @@ class _Measured:
     missed_phases: tuple[str, ...] = ()
     process_peak_bytes: tuple[int, ...] = ()
     device_memory: dict[str, int] | None = None
+    loss_scale: dict[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ def _checked(data: Any) -> Record:
     measured = from_data(_Measured, record.measured, "measured")
     peaks = measured.process_peak_bytes
     _check_numbers("measured.device_memory", measured.device_memory or {}, MAX_NUMBER)
+    _check_numbers("measured.loss_scale", measured.loss_scale or {}, MAX_SCALE)
     for number, peak in enumerate(peaks):
         _check_number(f"measured.process_peak_bytes[{number}]", peak, MAX_NUMBER)
     _check_numbers("measured", {key: value for key, value in record.measured.items() if key not in _OTHERS}, MAX_NUMBER)

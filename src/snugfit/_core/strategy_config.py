@@ -36,6 +36,7 @@ class StrategyConfig:
         expected_loss: expected loss of accuracy, as an ordinal number; 0 is none.
         accuracy: sentence of a plan's explanation about the accuracy to expect, for strategies that are not exact.
         rounds_weights: whether it can keep trained weights in bfloat16 (``--weight-dtype``).
+        scales_loss: whether it can scale its loss for gradients in float16 (``--precision float16``).
         whole_loss: whether it trains all layers together by the network's own loss, with the options of such training
             (``--class-weights``, ``--loss``, ``--clip-norm``, ``--ema``, ``--patience``, ``--mixup``, ``--cutmix``).
         normalises_batches: whether its batch norms can normalise by all images of a step (``--batch-norm exact``).
@@ -68,6 +69,7 @@ class StrategyConfig:
         "Its gradients are not those of the network's own loss, so accuracy may differ from backpropagation's."
     )
     rounds_weights: ClassVar[bool] = False
+    scales_loss: ClassVar[bool] = False
     whole_loss: ClassVar[bool] = False
     normalises_batches: ClassVar[bool] = False
     only_named: ClassVar[bool] = False
@@ -116,6 +118,8 @@ class StrategyConfig:
             return f"--activations {training.activations}"
         if training.weight_dtype == "bfloat16" and not self.rounds_weights:
             return f"--weight-dtype {training.weight_dtype}"
+        if training.precision == "float16" and not self.scales_loss:
+            return f"--precision {training.precision}"
         return None if self.whole_loss else _whole_loss_flag(training)
 
     def _against_averaging(self, request: BaseRequest) -> str | None:

@@ -17,7 +17,7 @@ WeightDtype = Literal["float32", "bfloat16"]
 LossName = Literal["cross-entropy", "focal", "python"]
 """``python`` is a function that was passed from Python."""
 Keep = Literal["best", "last"]
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16", "float16"]
 TaskName = Literal["classify", "multi-label", "detect"]
 _STATE_SHARES: dict[OptimizerState, float] = {"float32": 1, "bfloat16": 1 / 2, "int8": (1 + 4 / 256) / 4}
 """Bytes of a kept value, with its share of a scale, per byte in float32."""
@@ -122,7 +122,7 @@ class Workload:
         batch_limit: largest batch of a block (Algorithm 1's B in NeuroFlux).
         keep: the epoch whose weights are kept: the best on validation images, or the last.
         patience: epochs without a better validation accuracy after which training ends; None trains all epochs.
-        precision: ``float32``, or ``bfloat16`` through autocast.
+        precision: ``float32``, or ``bfloat16`` or ``float16`` through autocast.
         activations: what feature maps are kept in for the backward pass: ``exact`` or ``paged`` (also on disk), or
             ``int8`` or ``int4`` with a minimum and a scale for each 256 values.
         weight_dtype: type in which trained weights of convolutions and linear layers are kept.
@@ -193,6 +193,11 @@ class Workload:
     def step_images(self, micro_batch: int, micro_batches: int) -> int:
         """Images of a step of so many micro-batches, the largest of which has ``micro_batch`` images."""
         return micro_batch if micro_batches == 1 else min(micro_batch * micro_batches, self.effective_batch)
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether all gradients of a step are needed before any is applied: to clip them, or to skip the step."""
+        return self.clip_norm is not None or self.precision == "float16"
 
     @property
     def compresses(self) -> bool:

@@ -45,6 +45,7 @@ class Outcome:
         parameters: counts by kind of model.
         intervals: between two selections of tensors.
         tensors: names of the tensors that selections are made among.
+        loss_scale: that of gradients in float16, and the number of skipped steps.
     """
 
     strategy: str
@@ -54,6 +55,7 @@ class Outcome:
     exit_taken: dict[str, Any] | None = None
     intervals: Sequence[IntervalRecord] = ()
     tensors: Sequence[str] = ()
+    loss_scale: dict[str, float] | None = None
 
 
 def evaluate_model(
@@ -148,6 +150,7 @@ def make_record(run: Run, data: TrainingData, outcome: Outcome) -> Record:
             "missed_phases": [phase.name for phase in position.phases if phase.exceeded],
             "device_memory": position.device_shares or None,
             "energy_joules": position.energy_joules if run.energy.counts else None,
+            "loss_scale": outcome.loss_scale,
         },
         accuracy=_accuracies(outcome.evaluation, workload),
         parameters=outcome.parameters,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from snugfit._chain import distinct_state, load_state, tracking_norms
 from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import Deferred
+from snugfit._training.loss_scale import LossScale
 from snugfit._training.losses import Loss
 from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.statistics import recompute_statistics
@@ -20,6 +21,9 @@ from snugfit.lean.bfloat16_weights import use_float_gradients
 from snugfit.memory import is_out_of_memory
 
 Forward = Callable[[Tensor], Tensor]
+
+SCALE = "loss_scale"
+"""Group of a checkpoint."""
 
 
 @contextmanager
@@ -59,9 +63,13 @@ class NetworkTrainer:
         forward: images (B, C, H, W) to outputs, such as logits (B, classes); the module's own forward, or one
             that recomputes.
         workload: task, optimizer and precision.
-        micro_batches: batches accumulated to one step; with 1 and without clipping a hook applies and frees every
-            gradient.
+        micro_batches: batches accumulated to one step; with 1, and if nothing else needs all gradients, a hook applies
+            and frees every gradient.
         loss: the loss, if it was passed from Python.
+
+    Attributes:
+        loss_scale: that of gradients in float16, which are held until all are known to be finite; else None, as on the
+            meta device.
     """
 
     def __init__(
@@ -78,10 +86,12 @@ class NetworkTrainer:
         (use_lean if workload.compresses else use_lean_convolutions)(module)
         use_float_gradients(module)
         self.optimizers = ParameterOptimizers(module.named_parameters(), workload.optimizer)
-        self._bfloat16 = workload.precision == "bfloat16"
+        self._precision = workload.precision
         self._weight: Tensor | None = None
         self._clip_norm = workload.clip_norm
-        self._holds = micro_batches > 1 or workload.clip_norm is not None
+        self._holds = micro_batches > 1 or workload.holds_gradients
+        device, scales = next(module.parameters()).device.type, self._precision == "float16"
+        self.loss_scale = LossScale(self.optimizers, device) if scales and device != "meta" else None
         if not self._holds:
             self.optimizers.apply_in_backward()
 
@@ -93,10 +103,11 @@ class NetworkTrainer:
         """
         self.train_mode()
         self.optimizers.train()
-        loss, outputs = loss_of(self.forward, inputs, labels, self.task.loss, bfloat16=self._bfloat16)
+        loss, outputs = loss_of(self.forward, inputs, labels, self.task.loss, self._precision)
         del inputs
         weight = self.task.weight(labels) if self.micro_batches > 1 else None
-        (loss * (share if weight is None else weight)).backward()
+        part = loss * (share if weight is None else weight)
+        (part if self.loss_scale is None else self.loss_scale.scaled(part)).backward()
         if weight is not None:
             self._weight = weight if self._weight is None else self._weight + weight
         if update and self._holds:
@@ -104,13 +115,15 @@ class NetworkTrainer:
         return StepResult.of(loss, outputs, labels, self.task.correct, weight)
 
     def _apply_held(self) -> None:
-        """Apply all gradients: first divided by the sum of weights, if any, then clipped."""
+        """Apply all gradients: first divided by the loss's scale and the sum of weights, if any, then clipped."""
+        if self.loss_scale is not None:
+            self.loss_scale.unscale()
         if self._weight is not None:
             self.optimizers.divide_gradients(self._weight)
             self._weight = None
         if self._clip_norm is not None:
             self.optimizers.clip_gradients(self._clip_norm)
-        self.optimizers.step()
+        (self.optimizers if self.loss_scale is None else self.loss_scale).step()
 
     def train_mode(self) -> None:
         """Put the network into training mode."""
@@ -125,18 +138,21 @@ class NetworkTrainer:
         self.optimizers.set_lr_factor(factor)
 
     def state(self) -> dict[str, dict[str, Tensor | Deferred]]:
-        """Weights and optimizer state, in their shapes; between two steps there are no gradients."""
-        return {
+        """Weights, optimizer state and loss scale, in their shapes; between two steps there are no gradients."""
+        groups: dict[str, dict[str, Tensor | Deferred]] = {
             "model": {**distinct_state(self.module), **self.optimizers.averaged()},
             "optimizer": {**self.optimizers.state()},
         }
+        if self.loss_scale is not None:
+            groups[SCALE] = {**self.loss_scale.state()}
+        return groups
 
     def settle(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Put averaged weights in place, if any, and recompute trained norms' statistics from batches (B, ...)."""
         self.optimizers.average()
         self.train_mode()
         norms, weight = tracking_norms(self.module), next(self.module.parameters())
-        with precision_context(weight, bfloat16=self._bfloat16):
+        with precision_context(weight, self._precision):
             recompute_statistics(norms, self.evaluating(), batches, weight.device, self.tiled_norms())
 
     def tiled_norms(self) -> dict[nn.Module, int]:
@@ -148,3 +164,5 @@ class NetworkTrainer:
         with mismatch_errors():
             load_state(self.module, load("model"))
         self.optimizers.load_state(load("optimizer"))
+        if self.loss_scale is not None:
+            self.loss_scale.load_state(load(SCALE))

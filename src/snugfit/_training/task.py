@@ -8,8 +8,8 @@ for each class (B, classes) float32, or boxes (B, M, 5) as in :mod:`snugfit.dete
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from snugfit._core.workload import Workload
+from snugfit._core.workload import Precision, Workload
 from snugfit._training.average_precision import Scores
 from snugfit._training.losses import Loss, binary_loss, focal_loss
 from snugfit._training.own_metrics import Metric, update
 from snugfit.detection import MeanAveragePrecision, detections, yolov2_loss
 from snugfit.detection.precision import THRESHOLD
+from snugfit.errors import UsageError
 from snugfit.memory.autocast import autocast
 
 LEAST_SAMPLES = 20
@@ -307,9 +308,22 @@ class StepResult:
         return cls(loss.item(), correct(outputs, targets), None if weight is None else weight.item())
 
 
-def precision_context(inputs: Tensor, *, bfloat16: bool) -> AbstractContextManager[object]:
-    """Autocast to bfloat16 on the device of inputs (B, ...), if requested."""
-    return autocast(inputs.device.type) if bfloat16 else nullcontext()
+@contextmanager
+def precision_context(inputs: Tensor, precision: Precision) -> Iterator[None]:
+    """Autocast to a 16-bit precision on the device of inputs (B, ...); no effect for float32.
+
+    Raises:
+        UsageError: an operator does not support the precision on that device.
+    """
+    if precision == "float32":
+        yield
+        return
+    try:
+        with autocast(inputs.device.type, getattr(torch, precision)):
+            yield
+    except NotImplementedError as error:
+        what = str(error).splitlines()[0]
+        raise UsageError(f"--precision {precision}: {what} on this device; use another one.") from error
 
 
 def loss_of(
@@ -317,10 +331,13 @@ def loss_of(
     inputs: Tensor,
     targets: Tensor,
     loss: Callable[[Tensor, Tensor], Tensor],
-    *,
-    bfloat16: bool,
+    precision: Precision,
 ) -> tuple[Tensor, Tensor]:
-    """The loss (scalar) and the outputs, such as logits (B, K), that ``forward`` makes of inputs (B, ...)."""
-    with precision_context(inputs, bfloat16=bfloat16):
+    """The loss (scalar) and the outputs, such as logits (B, K), that ``forward`` makes of inputs (B, ...).
+
+    The loss reads outputs in float16 as float32: it is scaled by more than the largest number in float16.
+    """
+    with precision_context(inputs, precision):
         outputs = forward(inputs)
+        outputs = outputs.float() if precision == "float16" else outputs
         return loss(outputs, targets), outputs

@@ -1,4 +1,4 @@
-"""Autocast to bfloat16 on any device, including the meta device, where torch's autocast has no effect."""
+"""Autocast to 16 bits on any device, including the meta device, where torch's autocast has no effect."""
 
 from __future__ import annotations
 
@@ -73,4 +73,4 @@ class _MetaAutocast(TorchFunctionMode):
 
 
 def _raised(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.is_meta and tensor.dtype == torch.bfloat16 else tensor
+    return tensor.float() if tensor.is_meta and tensor.dtype in (torch.bfloat16, torch.float16) else tensor

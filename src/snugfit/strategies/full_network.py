@@ -101,7 +101,7 @@ def network_probe(
         clone = copy.deepcopy(chain)
         module = clone.to_module()
         place_synthetic_weights(module, where)
-        return make_trainer(clone, module, workload, 2 if hold else 1)
+        return _stepping(make_trainer(clone, module, workload, 2 if hold else 1))
 
     def step(trainer: NetworkTrainer, batch: int, where: str) -> None:
         trainer.step(*batch_of(batch, where), share=0.5 if hold else 1.0, update=not hold)
@@ -181,7 +181,7 @@ def batch_settings(
     state = weights * workload.optimizer.state_per_parameter
     late = min(state, safety().share * (budget.memory_bytes or 0))
     absent = (state if holds else 0.0, late if recomputes or workload.compresses else state)
-    if workload.clip_norm is not None:
+    if workload.holds_gradients:
         absent = (state, state)
     base = profile.base_bytes + evaluation_bytes(workload)
     held, whole = (step_headroom(budget, base, reserved_bytes(each, passing)) for each in absent)
@@ -235,7 +235,9 @@ def fit_network(
     run.end_phase(phase, run.position.epoch, trained.steps)
     parameters = {"full": chain.parameters, "trained_model": chain.parameters}
     settings = {**asdict(strategy), **asdict(trained.settings)}
-    return make_record(run, data, Outcome(strategy.name, settings, evaluation, parameters))
+    scale = trained.trainer.loss_scale
+    scaling = None if scale is None else {"scale": scale.value, "skipped_steps": scale.skipped}
+    return make_record(run, data, Outcome(strategy.name, settings, evaluation, parameters, loss_scale=scaling))
 
 
 @dataclass(frozen=True)
@@ -279,7 +281,7 @@ def train_network(
     phase = dry_run_phase(
         phase,
         _fallbacks(run.profile, phase.batch_size, batch_size, accumulates=accumulates),
-        lambda size: load(parts(size)),
+        lambda size: _stepping(load(parts(size))),
         lambda size: synthetic_batch(task_of(workload), workload.input_shape, images(size), str(run.device)),
         run,
     )
@@ -296,6 +298,13 @@ def train_network(
     trainer.optimizers.release()
     settings = MicroBatching(phase.batch_size, micro_batches, accumulate=micro_batches > 1)
     return Trained(trainer, phase, steps, settings)
+
+
+def _stepping(trainer: NetworkTrainer) -> NetworkTrainer:
+    """A trainer for synthetic batches, whose first step makes the optimizer state even if its gradients overflow."""
+    if trainer.loss_scale is not None:
+        trainer.loss_scale.skips = False
+    return trainer
 
 
 def _may_accumulate(run: Run, batch: int) -> bool:

@@ -136,7 +136,7 @@ def test_what_is_there_decides_what_is_considered():
     assert names(weights="w.pth") == whole | {"sidenet", "elastic"}
     assert names(time_ratio=0.5) == {"elastic"}
     assert names(activations="int8") == {"backprop"}
-    assert names(weight_dtype="bfloat16") == {"backprop", "checkpoint"}
+    assert names(weight_dtype="bfloat16") == names(precision="float16") == {"backprop", "checkpoint"}
     assert names(devices=2) == whole | {"tiled"}
     assert make_strategies(Request.of(devices=2)).strategies[-1].processes == 2
     (waiting,) = make_strategies(Request.of(memory="1GB")).standby
@@ -171,6 +171,10 @@ def test_what_changes_the_networks_loss_is_for_strategies_that_train_by_it(optio
 def test_a_strategy_that_cannot_keep_less_says_so():
     with pytest.raises(UsageError, match="tiled does not support --weight-dtype bfloat16; use backprop or checkpoint"):
         make_strategies(Request.of(strategy="tiled", weight_dtype="bfloat16"))
+    with pytest.raises(UsageError, match="blockwise does not support --precision float16; use backprop or checkpoint"):
+        make_strategies(Request.of(strategy="blockwise", precision="float16"))
+    with pytest.raises(UsageError, match="--activations int8 rounds feature maps in float32 and bfloat16 only"):
+        Request.of(activations="int8", precision="float16")
     with pytest.raises(
         UsageError, match="blockwise does not support --activations int4; use backprop, or leave it out"
     ):
@@ -195,6 +199,7 @@ def test_averaged_weights_are_for_strategies_that_train_all_layers_on_whole_feat
         ("backprop", {"batch_norm": "exact", "optimizer": "schedulefree"}, {"optimizer": "adamw"}, "sgd or adamw"),
         ("backprop", {"batch_norm": "exact", "activations": "int8"}, {"batch_norm": "micro"}, "--activations int8"),
         ("backprop", {"batch_norm": "exact", "weight_dtype": "bfloat16"}, {"batch_norm": "micro"}, "--weight-dtype"),
+        ("backprop", {"batch_norm": "exact", "precision": "float16"}, {"batch_norm": "micro"}, "--precision float16"),
         ("elastic", {"scheme": "prunetrain", "optimizer_state": "int8"}, {"optimizer_state": "bfloat16"}, "removed"),
         ("elastic", {"scheme": "prunetrain", "optimizer_state": "int8"}, {"scheme": "elastic"}, "removed"),
         ("tiled", {"devices": 2, "precision": "bfloat16"}, {"devices": 1}, "--precision float32 only"),

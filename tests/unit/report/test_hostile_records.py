@@ -54,6 +54,7 @@ def read(folder: Path, data: Any) -> Any:
         (("measured", "seconds"), -1, "'measured.seconds' must be a number from 0"),
         (("measured", "missed_phases"), [1], r"'measured.missed_phases\[0\]' must be text"),
         (("measured", "process_peak_bytes"), [1, -1], r"'measured.process_peak_bytes\[1\]' must be a number from 0"),
+        (("measured", "loss_scale"), {"scale": -1.0}, "'measured.loss_scale.scale' must be a number from 0"),
         (("measured", "missed_phases"), 1, "'measured.missed_phases' must be a list"),
         (("accuracy", "val"), 2, "'accuracy.val' must be a number from 0 to 1"),
         (("exits", 0, "index"), 10**15, r"'exits\[0\].index' must be a number from 0 to 100000"),

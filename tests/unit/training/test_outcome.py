@@ -108,6 +108,7 @@ def test_the_record_puts_prediction_beside_measurement(tmp_path):
     assert energy is None or energy >= 0, "None where the machine has no counter"
     assert record.measured.pop("missed_phases") == []
     assert record.measured.pop("total_memory_bytes") == 1110 and record.measured.pop("device_memory") is None
+    assert record.measured.pop("loss_scale") is None
     assert record.measured == {"peak_bytes": 80, "peak_metric": "told", "tensor_peak_bytes": 60, "storage_bytes": 5}
     limits = dict.fromkeys(("storage_bytes", "time_ratio", "total_memory_bytes", "host_memory_bytes"))
     assert record.budget == {"memory_bytes": 100_000_000, **limits}

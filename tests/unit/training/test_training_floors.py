@@ -39,7 +39,7 @@ def peak(device, precision, optimizer, micro_batches):
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_a_step_takes_as_many_bytes_of_tensors_on_the_meta_device(precision, optimizer, micro_batches):
     found = [peak(device, precision, optimizer, micro_batches) for device in ("meta", "cpu")]
     assert found[0] == pytest.approx(found[1], rel=0.005)

@@ -26,6 +26,7 @@ class Config(StrategyConfig):
     expected_loss = 0
     activations = ("int8", "int4")
     rounds_weights = True
+    scales_loss = True
     whole_loss = True
     normalises_batches = True
 
@@ -34,7 +35,7 @@ class Config(StrategyConfig):
         return (WHOLE_BATCH,) if _normalises_whole(request) else ()
 
     def contradiction(self, request: BaseRequest) -> str | None:
-        """Steps on whole batches neither average nor round."""
+        """Steps on whole batches neither average, nor round, nor hold gradients to scale the loss."""
         training = request.training
         if not _normalises_whole(request):
             return None
@@ -42,7 +43,13 @@ class Config(StrategyConfig):
             return f"{FLAG} cannot average weights; use --optimizer sgd or adamw"
         if training.activations != "exact":
             return f"{FLAG} does not support --activations {training.activations}"
-        return f"{FLAG} does not support --weight-dtype bfloat16" if training.weight_dtype == "bfloat16" else None
+        for flag, value, refused in (
+            ("--weight-dtype", training.weight_dtype, "bfloat16"),
+            ("--precision", training.precision, "float16"),
+        ):
+            if value == refused:
+                return f"{FLAG} does not support {flag} {value}"
+        return None
 
     def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Whose statistics batch norms use, if not those of a micro-batch."""

@@ -83,7 +83,7 @@ class LocalUnit:
         named += [(f"loss/{name}", parameter) for name, parameter in loss.named_parameters()]
         self.optimizers = ParameterOptimizers(named, workload.optimizer)
         self.optimizers.apply_in_backward()
-        self.bfloat16 = workload.precision == "bfloat16"
+        self.precision = workload.precision
 
     def step(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, StepResult]:
         """Train on inputs (B, ...) and labels (B,) (Algorithm 2, lines 3-7).
@@ -93,7 +93,7 @@ class LocalUnit:
         self.unit.train()
         self.loss.train()
         self.optimizers.train()
-        with precision_context(inputs, bfloat16=self.bfloat16):
+        with precision_context(inputs, self.precision):
             features, outputs = self._training_pass(inputs)
             output = self.loss.objective(features, labels, inputs)
         del features  # from here on, only the backward pass keeps the feature map
@@ -176,7 +176,7 @@ class BlockTrainer:
             unit.optimizers.average()
         block, weight = _BlockPass(self.units), next(self.units[0].unit.parameters())
         norms = tracking_norms(block.train())
-        with precision_context(weight, bfloat16=self.units[0].bfloat16):
+        with precision_context(weight, self.units[0].precision):
             recompute_statistics(norms, block.eval(), batches, weight.device)
 
     def release_optimizers(self) -> None:

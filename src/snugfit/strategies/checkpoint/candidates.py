@@ -92,7 +92,7 @@ def find_candidates(
     full, some, few = (_costs(chain, stats, each, disk_speed) for each in (batch, max(batch // 4, 1), 1))
     weights = 4 * sum(unit.parameters for unit in stats)
     fixed = sum(unit.weight_bytes for unit in stats) + int(weights * workload.optimizer.state_per_parameter)
-    if workload.clip_norm is not None:  # gradients are held in every step
+    if workload.holds_gradients:
         fixed, weights = fixed + weights, 0
     plain, _ = schedule_cost(Schedule.keeping(len(full)), full)
     candidates: list[Candidate] = []

@@ -24,6 +24,7 @@ class Config(StrategyConfig):
     expected_loss = 0
     activations = ("paged",)
     rounds_weights = True
+    scales_loss = True
     whole_loss = True
 
     def terms(self, settings: Mapping[str, Any]) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ class ElasticProbes:
                 with (
                     tempfile.TemporaryDirectory() as folder,
                     ScratchFile(Path(folder) / "importance", scratch_bytes(units, shapes, batch)) as scratch,
-                    precision_context(images, bfloat16=self.workload.precision == "bfloat16"),
+                    precision_context(images, self.workload.precision),
                 ):
                     importance("contribution", units, images, labels, chunk=chunk, scratch=scratch, update=update)
 
@@ -131,7 +131,7 @@ class ElasticProbes:
         def make_update(parameter: nn.Parameter) -> Callable[[], object]:
             return ParameterOptimizers([("tensor", parameter)], self.workload.optimizer).step
 
-        context = partial(precision_context, bfloat16=self.workload.precision == "bfloat16")
+        context = partial(precision_context, precision=self.workload.precision)
         steps = self._whole_steps
         return TensorProbe(TENSORS, self.chain, self.device, prepare, make_update, context, steps, batch_limit, live)
 

@@ -93,7 +93,7 @@ def rank_tensors(
         trainer.optimizers.release()
         release_memory()
         stack.enter_context(run.limit.allow_kernels())
-        stack.enter_context(precision_context(images.to(run.device), bfloat16=workload.precision == "bfloat16"))
+        stack.enter_context(precision_context(images.to(run.device), workload.precision))
         found = importance(
             strategy.importance,
             units,

@@ -45,7 +45,7 @@ class TensorTrainer:
         self.optimizers = ParameterOptimizers((), workload.optimizer)
         self.before_update: Callable[[str, nn.Parameter], None] | None = None
         self.step_seconds: list[float] = []
-        self._bfloat16 = workload.precision == "bfloat16"
+        self._precision = workload.precision
         self._factor, self._spent = 1.0, 0.0
         self._handles: list[RemovableHandle] = []
 
@@ -97,7 +97,7 @@ class TensorTrainer:
         """One forward and backward pass on inputs (B, C, H, W) and labels (B,); see ``_training.loop.Trainable``."""
         started = time.perf_counter()
         set_modes(self.module)
-        loss, logits = loss_of(self.forward, inputs, labels, self.task.loss, bfloat16=self._bfloat16)
+        loss, logits = loss_of(self.forward, inputs, labels, self.task.loss, self._precision)
         del inputs
         (loss * share).backward()
         if update and self.micro_batches > 1:
@@ -133,7 +133,7 @@ class TensorTrainer:
                 parameter.requires_grad_(False)
             set_modes(self.module)
             for _ in range(min(self.micro_batches, 2)):
-                loss = loss_of(self.forward, inputs, labels, self.task.loss, bfloat16=self._bfloat16)[0]
+                loss = loss_of(self.forward, inputs, labels, self.task.loss, self._precision)[0]
                 loss.backward()
                 del loss
         finally:

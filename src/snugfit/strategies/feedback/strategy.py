@@ -69,13 +69,13 @@ class FeedbackTrainer(NetworkTrainer):
         return StepResult.of(loss, logits, labels)
 
     def _run(self, unit: nn.Module, features: Tensor) -> Tensor:
-        with precision_context(features, bfloat16=self._bfloat16):
+        with precision_context(features, self._precision):
             output: Tensor = unit(features)
         return output
 
     def _train_head(self, features: Tensor, labels: Tensor, share: float) -> tuple[Tensor, Tensor]:
         """Train the head by the loss on features (B, ...); the loss (scalar) and the logits (B, K), detached."""
-        loss, logits = loss_of(self.head, features, labels, self.task.loss, bfloat16=self._bfloat16)
+        loss, logits = loss_of(self.head, features, labels, self.task.loss, self._precision)
         _backward(loss * share)
         return loss.detach(), logits.detach()
 

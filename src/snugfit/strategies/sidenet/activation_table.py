@@ -130,7 +130,7 @@ def step_peak(module: nn.Module, workload: Workload, device: torch.device) -> in
 
     def step() -> None:
         images, labels = random_batch(workload.input_shape, workload.classes, workload.batch_size, str(device))
-        with precision_context(images, bfloat16=workload.precision == "bfloat16"):
+        with precision_context(images, workload.precision):
             loss = nn.functional.cross_entropy(module(images), labels)
         loss.backward()
 
