@@ -225,12 +225,12 @@ def matrix(session: Session) -> Cells:
 
 
 def peers(session: Session) -> Cells:
-    """Other ways under the same cap: seconds of an epoch, and the largest batch."""
+    """Other ways under the same cap: seconds of an epoch, and the largest batch; then precisions."""
     seconds = 3.0 if session.quick else 25.0
     models = ("vgg16", "resnet18", "resnet50:224")
+    sizes = {"max_train": 2560, "max_val": 512, "batch_size": 128}
     for above in session.few((250, 1000)):
         for model in session.few(models):
-            sizes = {"max_train": 2560, "max_val": 512, "batch_size": 128}
             yield from _train(session, "peers", model, above, epochs=1, strategy="auto", **sizes)
             settings = session.settings(model, above, **sizes)
             for way in WAYS[:3] if session.quick else WAYS:
@@ -238,6 +238,10 @@ def peers(session: Session) -> Cells:
                     f"{way}, {model}, {above} MB",
                     lambda way=way, settings=settings: peer(session.results, settings, way, seconds, sys.executable),
                 )
+    for model in session.few(models):
+        for precision in ("float32", "bfloat16", "float16"):
+            own = {"strategy": "backprop", "precision": precision, **sizes}
+            yield from _train(session, "peers", model, 1000, epochs=1, **own)
 
 
 def neuroflux(session: Session) -> Cells:

@@ -40,7 +40,7 @@ def _runs(cells: list[Cell]) -> str:
 
 def _row(cell: Cell) -> list[str]:
     settings = cell["settings"]
-    names = [settings.get("strategy"), settings.get("local_loss"), settings.get("time_ratio"), settings.get("data")]
+    names = [settings.get(key) for key in ("strategy", "precision", "local_loss", "time_ratio", "data")]
     row = [settings["model"], cell.get("way") or " ".join(str(each) for each in names if each)]
     row.append(str(cell.get("above_mb") or "-"))
     if "way" in cell:

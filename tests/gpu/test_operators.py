@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from snugfit._core.workload import OptimizerSettings, Workload
+from snugfit._training.network import NetworkTrainer
 from snugfit._upstream import to_channels_last
 from snugfit.lean import CompressedActivations, StandardisedConv2d, store_int8, use_lean
 from snugfit.lean.bfloat16_weights import store_bfloat16, use_float_gradients
@@ -161,11 +163,12 @@ def test_weights_in_bfloat16_get_gradients_in_float32(device):
     assert_near(run("cpu"), run(device), 5e-2)
 
 
-def test_low_precision_is_as_near_to_full_precision_as_on_the_processor(device):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_is_as_near_to_full_precision_as_on_the_processor(device, dtype):
     def errors(where):
         model = network().to(where)
         use_lean(model)
-        with autocast(torch.device(where).type):
+        with autocast(torch.device(where).type, dtype):
             output = model(images(torch.float32).to(where))
         output.float().square().sum().backward()
         expected = {name: each.grad for name, each in _plain(network()).named_parameters()}
@@ -175,6 +178,31 @@ def test_low_precision_is_as_near_to_full_precision_as_on_the_processor(device):
     least = errors("cpu")
     for name, error in errors(device).items():
         assert error < 2 * least[name] + 0.02, name
+
+
+@pytest.mark.parametrize("overflows", [False, True])
+def test_a_scaled_step_is_that_of_torch_and_skips_what_overflows(device, overflows):
+    """The first layer's gradient comes last, after that of the others could have been applied."""
+    inputs, labels = images(torch.float32).to(device), torch.arange(5, device=device) % 3
+    mine, theirs = (network().to(device) for _ in range(2))
+    for each in (mine, theirs) if overflows else ():
+        each[0].weight.register_hook(lambda gradient: gradient * float("inf"))
+    before = copy.deepcopy(mine.state_dict())
+    settings = OptimizerSettings("sgd", lr=0.1, momentum=0.9)
+    work = Workload("net", "data", (4, 9, 9), 3, 5, 0, 0, optimizer=settings, precision="float16")
+    made = NetworkTrainer(mine, mine, work)
+    made.step(inputs, labels)
+    scaler = torch.amp.GradScaler(device.type)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=settings.weight_decay)
+    with torch.autocast(device.type, torch.float16):
+        loss = nn.functional.cross_entropy(theirs(inputs), labels)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert made.loss_scale.value == scaler.get_scale() == (32768 if overflows else 65536)
+    for name, value in theirs.named_parameters():
+        assert torch.equal(before[name], mine.state_dict()[name]) == overflows, name
+        torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

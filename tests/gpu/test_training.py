@@ -17,7 +17,7 @@ SMALL = {"image_size": 16, "max_train": 96, "max_val": 40, "batch_size": 32, "ep
 OF_PROCESSORS = ("tiles, maps in files",)
 TIMED = ("elastic", "selected, state in 8 bits")
 """Rows that choose by measured times, so that two devices may choose differently."""
-DRAWN = ("state in", "weights in 16", "pruned", "feature maps", "cache", "prunetrain", "rep-net")
+DRAWN = ("state in", "weights in 16", "pruned", "feature maps", "cache", "prunetrain", "rep-net", "float16")
 """Rows that round at random or to few bits, where a last bit may move a weight by a step."""
 ON_DEVICE = [name for name, row in ROWS.items() if row.get("task") != BOXES["task"] and name not in OF_PROCESSORS]
 ON_PROCESSOR = ("backprop",)
@@ -70,7 +70,8 @@ def assert_near(name, first, second):
     ("name", "device"),
     [pytest.param("backprop", "processor")]
     + [
-        pytest.param(each, "gpu", marks=pytest.mark.gpu) for each in ("backprop", "checkpoint", "aan", "elastic", "dfa")
+        pytest.param(each, "gpu", marks=pytest.mark.gpu)
+        for each in ("backprop", "checkpoint", "in float16", "aan", "elastic", "dfa")
     ],
     indirect=["device"],
 )

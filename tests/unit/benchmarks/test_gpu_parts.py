@@ -50,6 +50,13 @@ def test_every_part_has_cells_whose_settings_differ(place, part):
     assert len(names) == len(set(names)) > 0
 
 
+def test_precisions_are_compared(place, monkeypatch):
+    options, ran = place
+    monkeypatch.setattr(gpu, "peer", lambda *_: None)
+    assert gpu.main(part=3, quick=True, options=options) == 0
+    assert [each["precision"] for each in ran if "precision" in each] == ["float32", "bfloat16", "float16"]
+
+
 def test_budgets_are_above_the_context(place):
     options, _ = place
     session = gpu.Session(gpu.ResultFile("gpu", options), options, False, 480, 1e9)
