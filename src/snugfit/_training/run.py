@@ -317,10 +317,10 @@ class Run:
             raise self._diverged(f"the loss became {loss} in {where},")
 
     def _diverged(self, what: str) -> DivergedError:
-        wider = "use --precision bfloat16, " if self.workload.precision == "float16" else ""
+        wider = " --precision bfloat16 has a wider range." if self.workload.precision == "float16" else ""
         return DivergedError(
             f"{what} epoch {self.position.epoch + 1}, step {self.position.step + 1}. "
-            f"Lower --lr, {wider}or check the data for broken images; the last checkpoint is untouched."
+            f"Lower --lr, or check the data for broken images; the last checkpoint is untouched.{wider}"
         )
 
 

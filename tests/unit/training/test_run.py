@@ -129,3 +129,5 @@ def test_finite_losses_pass(tmp_path):
     run.require_finite(1e30, "here")
     with pytest.raises(DivergedError, match="nan in here, epoch 1, step 1"):
         run.require_finite(float("nan"), "here")
+    with pytest.raises(DivergedError, match="--precision bfloat16 has a wider range"):
+        make_run(tmp_path / "half", precision="float16").require_finite(float("inf"), "here")
