@@ -34,8 +34,8 @@ NEUTRAL = (
     *(f"snugfit._core.{name}" for name in ("amounts", "budget", "documents", "explanation", "hardware", "known")),
     *(f"snugfit._core.{name}" for name in ("option_groups", "options", "paths", "plan", "profile", "record")),
     *(f"snugfit._core.{name}" for name in ("record_checks", "registry", "request", "serial", "yaml_text")),
-    *(f"snugfit._data.{name}" for name in ("box_transform", "boxed", "boxes", "coco", "download", "entries")),
-    *(f"snugfit._data.{name}" for name in ("fine_grained", "listed", "matlab", "user", "vww", "yolo")),
+    *(f"snugfit._data.{name}" for name in ("boxed", "boxes", "coco", "download")),
+    *(f"snugfit._data.{name}" for name in ("fine_grained", "matlab", "user", "vww", "yolo")),
     *(f"snugfit._storage.{name}" for name in ("checkpoint", "digests", "files", "lock", "manifest")),
     *(f"snugfit._training.{name}" for name in ("dry_run", "events", "launch", "metrics", "run", "stopping")),
 )

@@ -20,9 +20,8 @@ from snugfit._core.inputs import packed_shape
 from snugfit._core.options import from_keywords
 from snugfit._data.decode import fitted, reading
 from snugfit._data.multi_label import is_vector, label_vectors
-from snugfit._data.prepared import PreparedImages, prepared_shape
+from snugfit._data.prepared import PackedInputs, PreparedImages, inputs_of, prepared_shape, takes_several
 from snugfit._data.sets import ImageSet, Parts, Splits, check_class_count, check_labels, resized
-from snugfit._data.several_inputs import PackedInputs, inputs_of, takes_several
 from snugfit._data.split import SplitOptions, assemble
 from snugfit.errors import DataError, UsageError
 

@@ -8,8 +8,8 @@ import tiny_boxes
 import torch
 from PIL import Image
 
-from snugfit._data import BoxedBatches, Transform, box_transform, load_boxed
-from snugfit._data.box_transform import BoxTransform, cropped, mirrored, recoloured
+from snugfit._data import BoxedBatches, Transform, boxed, load_boxed
+from snugfit._data.boxed import BoxTransform, cropped, mirrored, recoloured
 
 PLAIN = Transform((0.0,) * 3, (1.0,) * 3, flip=True)
 WHITE = 255
@@ -240,6 +240,6 @@ def test_large_images_are_coloured_in_parts(monkeypatch):
     images = images // 2 + torch.randint(0, 99, images.shape, dtype=torch.uint8)
     transform = BoxTransform(PLAIN)
     whole, _ = transform(images, targets, True, (1, 2), 0)
-    monkeypatch.setattr(box_transform, "_CHUNK_VALUES", 1000)
+    monkeypatch.setattr(boxed, "_CHUNK_VALUES", 1000)
     parts, _ = transform(images, targets, True, (1, 2), 0)
     torch.testing.assert_close(parts, whole)

@@ -5,8 +5,8 @@ import tracemalloc
 
 import pytest
 
-import snugfit._data.entries as module
-from snugfit._data.entries import entries
+import snugfit._data.coco as module
+from snugfit._data.coco import entries
 from snugfit.errors import DataError
 
 CONTENT = {

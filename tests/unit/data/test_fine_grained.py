@@ -265,7 +265,7 @@ def test_dogs_in_class_folders_need_no_lists(tmp_path):
 
 def test_images_are_listed_as_names_alone(tmp_path, monkeypatch):
     opened = []
-    monkeypatch.setattr("snugfit._data.listed.check_headers", opened.extend)
+    monkeypatch.setattr("snugfit._data.fine_grained.check_headers", opened.extend)
     splits = open_set("pets", write_pets(tmp_path))
     assert type(splits.test.files).__name__ == "FileNames" and len(opened) == 24
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from snugfit._data.records import Records
-from snugfit._data.small_images import CIFAR10, DIGITS, read_cifar, read_mnist
+from snugfit._data.small_images import CIFAR10, DIGITS, Records, read_cifar, read_mnist
 from snugfit.errors import DataError
 
 
