@@ -8,10 +8,9 @@ from math import inf
 from typing import Any
 
 from snugfit._core.budget import Aim, Budget
-from snugfit._core.device_memory import DevicePlan
 from snugfit._core.hardware import Hardware
 from snugfit._core.registry import find_config
-from snugfit._core.run_memory import RunMemory
+from snugfit._core.run_memory import DevicePlan, RunMemory
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import Workload
 from snugfit._quantities import format_bytes

@@ -17,10 +17,10 @@ from snugfit._data import Splits
 from snugfit._data.class_counts import class_notes
 from snugfit._engine.builder import Assembly, assemble, check_options, make_strategies
 from snugfit._engine.history import measurements, past_runs
-from snugfit._engine.imports import import_for
 from snugfit._engine.loading import ModuleOrFactory
 from snugfit._engine.process import baseline, choose_device, describe_hardware
 from snugfit._engine.run_memory import budget_warning, device_plan, measurable_bytes, memory_at_rest, settled_budget
+from snugfit._engine.tasks import import_for
 from snugfit._planner import MeasurementContext, PlanningInput, StrategySelection, search
 from snugfit._planner.kept_memory import with_kept_memory
 from snugfit._training.events import Event, Notice, ProbeMeasured, Subscriber

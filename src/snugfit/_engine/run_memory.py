@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from snugfit._core.budget import Budget
-from snugfit._core.device_memory import DevicePlan
 from snugfit._core.machine_memory import machine_memory
 from snugfit._core.option_groups import BudgetOptions
 from snugfit._core.plan import Plan
-from snugfit._core.run_memory import MB, RunMemory
+from snugfit._core.run_memory import MB, DevicePlan, RunMemory
 from snugfit._engine.distributed import commands_of_run
 from snugfit._quantities import format_bytes
 from snugfit.errors import InfeasibleBudgetError, UsageError

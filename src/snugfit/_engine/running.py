@@ -25,12 +25,11 @@ from snugfit._core.workload import TaskName
 from snugfit._engine.builder import assemble, own_splits
 from snugfit._engine.distributed import commands_of_run
 from snugfit._engine.history import keep_run
-from snugfit._engine.imports import import_for
 from snugfit._engine.loading import ModuleOrFactory
 from snugfit._engine.planning import Planned
 from snugfit._engine.process import baseline, choose_device
 from snugfit._engine.run_memory import by_flag, memory_at_rest, run_limit
-from snugfit._engine.tasks import rules_of
+from snugfit._engine.tasks import import_for, rules_of
 from snugfit._planner import infeasible_error
 from snugfit._quantities import format_bytes
 from snugfit._report.tensorboard import tensorboard_subscribers

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 
 from snugfit import _data as datasets
+from snugfit import _models as models
 from snugfit._chain import Chain
 from snugfit._core.option_groups import TrainingOptions
-from snugfit._core.options import BALANCED, parse_weights
+from snugfit._core.options import BALANCED, data_sets_in, parse_weights
+from snugfit._core.registry import import_strategies
 from snugfit._core.request import Request
 from snugfit._core.workload import TaskName
 from snugfit._data import Batches, Splits, image_folder
 from snugfit.errors import ModelError, UsageError
+from snugfit.memory.process import library_import
 
 
 @dataclass(frozen=True)
@@ -105,3 +108,16 @@ def rules_of(task: TaskName) -> TaskRules:
     module = "detection" if task == "detect" else "multi_label"
     rules: TaskRules = resolve_name(f"snugfit._engine.{module}:RULES")
     return rules
+
+
+def import_for(request: Request) -> None:
+    """Import what strategies, network and data of a request need and others do not.
+
+    Call it before its budget counts: code is private memory, and what is imported later takes from the budget.
+    """
+    with library_import():
+        import_strategies(request)
+        models.import_builder(request.model.model)
+        if rules_of(request.data.task).crops:
+            for name in (request.data.name, *data_sets_in(request.strategy).values()):
+                datasets.import_reader(name)

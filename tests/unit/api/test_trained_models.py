@@ -13,7 +13,7 @@ from torch import nn
 
 import snugfit
 from snugfit import evaluate, export, predict
-from snugfit._engine import exporting, quantising
+from snugfit._engine import exporting
 from snugfit._engine.loading import Architecture
 from snugfit.errors import DataError, ModelError, UsageError
 
@@ -221,7 +221,7 @@ def test_int8_file_appears_only_after_it_was_measured(small_run, tmp_path, monke
         raise DataError("no images")
 
     (tmp_path / "model.int8.onnx").write_bytes(b"earlier")
-    monkeypatch.setattr(quantising, "_accuracy", fail)
+    monkeypatch.setattr(exporting, "_accuracy", fail)
     with pytest.raises(DataError, match="no images"):
         export(small_run, tmp_path, format="onnx", model=pooled, int8=True)
     assert (tmp_path / "model.int8.onnx").read_bytes() == b"earlier"

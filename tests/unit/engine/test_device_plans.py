@@ -12,11 +12,11 @@ from fake_device import MB, FakeMemory
 
 import snugfit
 from snugfit._core.budget import Budget
-from snugfit._core.device_memory import DevicePlan
 from snugfit._core.option_groups import BudgetOptions
 from snugfit._core.plan import Plan
 from snugfit._core.record import Record
 from snugfit._core.record_checks import read_record
+from snugfit._core.run_memory import DevicePlan
 from snugfit._engine import process
 from snugfit._engine.run_memory import device_plan, memory_at_rest, settled_budget
 from snugfit._report.tables import memory_lines
