@@ -12,8 +12,8 @@ import torch
 
 import snugfit
 from snugfit._chain.store import UnitStore
-from snugfit._cli.config import read_config
-from snugfit._cli.hosts import read_hosts
+from snugfit._cli.app import read_config
+from snugfit._cli.launch import read_hosts
 from snugfit._core.documents import read_data as read_file
 from snugfit._core.hardware import Hardware, read_cluster
 from snugfit._core.option_groups import MachineOptions

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from command_line import start
 
-from snugfit._cli import app, hosts, launch, launcher
+from snugfit._cli import app, launch, launcher
 from snugfit._core.hardware import Cluster
 
 HOSTS = """
@@ -116,7 +116,7 @@ def test_hosts_files_that_are_refused(snug, tmp_path, text, words):
 def test_public_addresses_take_a_flag(snug, tmp_path):
     (tmp_path / "public.yaml").write_text("hosts: [1.1.1.1]")
     assert snug("launch", "--hosts", "public.yaml", "--public", "--dry-run", "--", "train")[0] == 0
-    hosts.refuse_public(["127.0.0.1", "192.168.1.4", "fd00::2", "100.64.0.1"], public=False)
+    launch.refuse_public(["127.0.0.1", "192.168.1.4", "fd00::2", "100.64.0.1"], public=False)
 
 
 def test_exit_codes_of_several_hosts():

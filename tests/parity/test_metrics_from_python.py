@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import snugfit
 from snugfit._core.record import Record
-from snugfit._report.console_lines import _facts
+from snugfit._report.console import _facts
 from snugfit._training.events import EpochDone
 from snugfit._training.own_metrics import check_metrics
 from snugfit.errors import UsageError

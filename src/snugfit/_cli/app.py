@@ -1,26 +1,33 @@
-"""The command tree, and the one place where errors become exit codes."""
+"""The command tree, flags from ``--config FILE.yaml``, and the one place where errors become exit codes."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import inspect
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any, NoReturn
 
-from cyclopts import App, CoercionError, CycloptsError, Group
+from cyclopts import UNSET, App, CoercionError, CycloptsError, Group, Token
+from cyclopts.argument import Argument
 
-from snugfit._cli.config import apply_config, read_value, read_values
 from snugfit._cli.output import show_error
-from snugfit._cli.short_help import ALL_FLAGS, short_help
 from snugfit._cli.startup import ReaderGoneError, die_with_agent, ignore_signals, raise_at_signals
+from snugfit._core.options import checked, common_options, read
+from snugfit._core.yaml_text import read_yaml
+from snugfit._report.wrapping import broken, command_lines
 from snugfit._version import __version__
-from snugfit.errors import SnugfitError, UsageError
+from snugfit.errors import SnugfitError, UnknownNameError, UsageError
 
+ALL_FLAGS = "--help-all"
 BROKEN_PIPE = 141
 """128 + SIGPIPE, as for every tool whose reader went away."""
 
@@ -84,6 +91,105 @@ CLUSTER_COMMANDS = {
     "doctor": "snugfit._cli.doctor:doctor",
     "plan": "snugfit._cli.tiles:plan_cluster",
 }
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """Read a flat YAML mapping of option names (``batch_size`` or ``batch-size``) to single values, by kebab-case name.
+
+    Raises:
+        UsageError: the file cannot be read, is not a flat mapping, or names an option twice.
+    """
+    content = read_yaml(path, UsageError, "--config takes lines like 'epochs: 10'.")
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UsageError(f"the config file {path} must hold lines like 'epochs: 10', not a {type(content).__name__}.")
+    options: dict[str, Any] = {}
+    for key, value in content.items():
+        name = str(key).replace("_", "-")
+        if name in options:
+            raise UsageError(f"'{name}' appears twice in the config file {path}; keep one.")
+        if isinstance(value, (dict, list)):
+            raise UsageError(f"'{key}' in the config file {path} must be a single value, not a {type(value).__name__}.")
+        options[name] = value
+    return options
+
+
+def apply_config(app: Any, commands: tuple[str, ...], arguments: Iterable[Argument]) -> None:
+    """Fill the arguments that are not on the command line from the file of ``--config``: a cyclopts config source.
+
+    Raises:
+        UsageError: the file is unusable, or a value does not fit its option.
+        UnknownNameError: the file names an option that this command does not have.
+    """
+    flags = {n.removeprefix("--"): argument for argument in arguments for n in argument.names if n.startswith("--")}
+    config = flags.pop("config", None)
+    if config is None or not config.tokens:
+        return
+    given = {id(argument) for argument in flags.values() if argument.tokens}
+    path = config.tokens[-1].value
+    for name, value in read_config(path).items():
+        if name not in flags:
+            raise UnknownNameError("option", name, flags)
+        if value is not None and id(flags[name]) not in given:
+            try:
+                _fill(flags[name], name, value)
+            except UsageError as error:
+                error.args = (f"{error}\nIt is in the config file {path}.",)
+                raise
+
+
+def _fill(argument: Argument, name: str, value: Any) -> None:
+    """Give an argument a value of the file: text is read as on the command line, true and false are kept."""
+    if not isinstance(value, bool):
+        value = read(argument.field_info.annotation, str(value))
+    value = checked(name, argument.field_info.annotation, value)
+    if f"--{name}" in argument.negatives:
+        value = not value
+    argument.append(Token(keyword=f"--{name}", implicit_value=value))
+
+
+def read_values(app: Any, commands: tuple[str, ...], arguments: Iterable[Argument]) -> None:
+    """Read the values of all flags by the declarations of their options, before cyclopts reads them by type alone.
+
+    Raises:
+        UsageError: a value does not fit its option.
+    """
+    for argument in arguments:
+        for number, token in enumerate(argument.tokens):
+            if token.keyword and token.implicit_value is UNSET:
+                value = read_value(argument, token.value)
+                argument.tokens[number] = token.evolve(implicit_value=value)
+
+
+def read_value(argument: Argument, text: str) -> Any:
+    """The value that text gives an argument.
+
+    Raises:
+        UsageError: it does not fit.
+    """
+    hint, name = argument.field_info.annotation, argument.names[0].removeprefix("--")
+    return checked(name, hint, read(hint, text))
+
+
+def short_help(name: str, function: Callable[..., Any]) -> str:
+    """Usage, summary, the flags marked as :class:`~snugfit._core.options.Common`, and the docstring's examples."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    parameters = [each for each in hints.items() if each[0] != "return"]
+    found = [mark for each in parameters for mark in common_options(*each)]
+    marked = [(option, mark) for option, mark in found if name in (mark.commands or (name,))]
+    flags = {f"--{option.replace('_', '-')} {mark.value}".strip(): mark.text for option, mark in marked}
+    documentation = inspect.cleandoc(function.__doc__ or "")
+    width = get_terminal_size().columns
+    column = 4 + max(map(len, flags))
+    lines = [f"Usage: snugfit {name} [OPTIONS]", ""]
+    lines += [*broken(documentation.partition("\n\n")[0], width), ""]
+    for flag, text in flags.items():
+        lines += broken(f"  {flag:{column - 2}}{text}", width, " " * column)
+    lines += ["", "For example:"]
+    for example in documentation.split("```")[1].strip().splitlines():
+        lines += command_lines("  ", shlex.split(example), width)
+    return "\n".join([*lines, "", f"All flags: snugfit {name} {ALL_FLAGS}"])
 
 
 def build(tokens: Sequence[str] = ()) -> App:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from snugfit._cli.examine import MARK
-from snugfit._cli.hosts import read_hosts
-from snugfit._cli.launch import HERE, ClusterOptions, starts
+from snugfit._cli.launch import HERE, ClusterOptions, read_hosts, starts
 from snugfit._cli.launcher import run_all
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._cli.output import FailedError, note, print_json, print_tables

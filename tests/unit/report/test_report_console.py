@@ -15,8 +15,7 @@ from rich.console import Console
 
 from snugfit._core.plan import Cost, Phase
 from snugfit._core.record import KeptEpoch
-from snugfit._report.console import PRIOR, REFRESH_SECONDS, ConsoleProgress, TimeLeft
-from snugfit._report.console_lines import against
+from snugfit._report.console import PRIOR, REFRESH_SECONDS, ConsoleProgress, TimeLeft, against
 from snugfit._report.tables import make_console
 from snugfit._training.events import (
     CacheProgress,
