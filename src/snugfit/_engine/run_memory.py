@@ -19,9 +19,7 @@ from snugfit._quantities import format_bytes
 from snugfit.errors import InfeasibleBudgetError, UsageError
 from snugfit.memory import Baseline, MemoryLimit, PeakMeter, read_status
 from snugfit.memory.device import device_at_rest, has_own_memory
-from snugfit.memory.mapped_files import touched_file_bytes
-from snugfit.memory.other_processes import OtherProcesses
-from snugfit.memory.process import late_bytes, warm_up
+from snugfit.memory.process import OtherProcesses, late_bytes, touched_file_bytes, warm_up
 
 
 def memory_at_rest(resting: Baseline, device: torch.device) -> RunMemory | None:

@@ -20,8 +20,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from snugfit.memory.device import DeviceAtRest, device_at_rest
-from snugfit.memory.other_processes import OtherProcesses
-from snugfit.memory.process import Baseline, has_proc, late_bytes, read_status, reset_high_water
+from snugfit.memory.process import Baseline, OtherProcesses, has_proc, late_bytes, read_status, reset_high_water
 
 SAMPLE_SECONDS = 0.005
 """Time between two samples."""

@@ -1,20 +1,27 @@
-"""The memory of this process: readings from /proc, and the baseline before model and data exist."""
+"""The memory of processes: readings from /proc of this one and the run's others, and the baseline of this one.
+
+The baseline is taken before model and data exist. Of mapped files, such as library code, only what a process uses at
+once counts: the kernel drops the rest where memory is short.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import resource
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from snugfit._core.machine_memory import PROC, counts, private_bytes
 from snugfit._core.options import Workers, checked
 from snugfit._upstream import to_channels_last
 from snugfit.memory.deferred_imports import defer_imports
@@ -22,11 +29,13 @@ from snugfit.memory.device import release_devices
 from snugfit.memory.heap import set_allocator, trim_heap
 
 _STATUS = Path("/proc/self/status")
-_CLEAR_REFS = Path("/proc/self/clear_refs")
+_CLEAR_REFS, _MAPPINGS = Path("/proc/self/clear_refs"), Path("/proc/self/smaps")
 _FIELDS = {"RssAnon": "anon", "RssFile": "file", "RssShmem": "shmem", "VmData": "data", "VmHWM": "high_water"}
 _THREAD_STACK_BYTES = 512 * 1024
 _KERNELS_KEPT = 192
 """Number of generated kernels that oneDNN caches; with its default of 1024 their memory grows with every new shape."""
+LIST_SECONDS = 5.0
+"""Time between two listings of child processes, each of which takes a few milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -198,3 +207,71 @@ def release_memory() -> None:
     gc.collect()
     trim_heap()
     release_devices()
+
+
+def touched_file_bytes(work: Callable[[], object]) -> int | None:
+    """Bytes of mapped files that ``work`` reads, in pages; None where the kernel does not tell.
+
+    Linux marks every page that is accessed; the marks are removed before (proc(5), ``clear_refs``). Pages that the
+    process has changed are private memory and left out.
+    """
+    try:
+        with os.fdopen(os.open(_CLEAR_REFS, os.O_WRONLY), "wb", buffering=0) as file:
+            file.write(b"1")
+        work()
+        return _touched(_MAPPINGS.read_text())
+    except OSError:
+        return None
+
+
+def _touched(mappings: str) -> int:
+    """Accessed bytes of the files among the mappings, private pages left out."""
+    total, is_file, accessed = 0, False, 0
+    for line in mappings.splitlines():
+        first, *rest = line.split()
+        if not first.endswith(":"):
+            is_file = rest[3] != "0"
+        elif first == "Referenced:":
+            accessed = int(rest[0])
+        elif first == "Anonymous:" and is_file:
+            total += max(accessed - int(rest[0]), 0)
+    return total * 1024
+
+
+class OtherProcesses:
+    """The process that waits for this one, if any, and the children of this one."""
+
+    def __init__(self, waiting: int | None) -> None:
+        self._waiting, self._listed, self._children_bytes = waiting, -math.inf, 0
+
+    def read(self) -> int:
+        """Their private memory in bytes; pages that a child shares with this process do not count again."""
+        now = time.monotonic()
+        if now - self._listed > LIST_SECONDS:
+            self._listed = now
+            with contextlib.suppress(OSError, MemoryError):
+                self._children_bytes = sum(_unshared_bytes(child) for child in _children("self"))
+        return self._children_bytes + (0 if self._waiting is None else private_bytes(self._waiting))
+
+
+def _children(process: str) -> Iterator[str]:
+    """Ids of the processes that a process started, and of theirs.
+
+    The kernel lists them, mostly; where it does not, psutil does, whose import takes 0.6 MB.
+    """
+    if not (PROC / "thread-self" / "children").exists():
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            yield from (str(child.pid) for child in psutil.Process().children(recursive=True))
+        return
+    for file in (PROC / process / "task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            for child in file.read_text(encoding="ascii").split():
+                yield child
+                yield from _children(child)
+
+
+def _unshared_bytes(process: str) -> int:
+    """Private memory of a process without pages that it shares with the process that it was forked from."""
+    return counts(PROC / process / "smaps_rollup").get("Private_Dirty:", 0) * 1024

@@ -6,8 +6,8 @@ import mmap
 
 import pytest
 
-from snugfit.memory import mapped_files
-from snugfit.memory.mapped_files import touched_file_bytes
+from snugfit.memory import process
+from snugfit.memory.process import touched_file_bytes
 
 MIB = 2**20
 
@@ -52,5 +52,5 @@ def test_pages_of_a_file_that_the_process_changed_do_not_count(tmp_path):
 
 @pytest.mark.parametrize("name", ["_CLEAR_REFS", "_MAPPINGS"])
 def test_a_kernel_that_does_not_tell(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(mapped_files, name, tmp_path / "missing")
+    monkeypatch.setattr(process, name, tmp_path / "missing")
     assert touched_file_bytes(lambda: None) is None

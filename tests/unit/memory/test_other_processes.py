@@ -10,16 +10,16 @@ import pytest
 
 from snugfit._core.machine_memory import private_bytes
 from snugfit.memory import Baseline
-from snugfit.memory import other_processes as module
+from snugfit.memory import process as module
 from snugfit.memory.meter import ProcessMeter
-from snugfit.memory.other_processes import OtherProcesses
+from snugfit.memory.process import OtherProcesses
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 MB = 10**6
 HOLD = "block = bytearray(60_000_000); print('ready', flush=True); input()"
 FORK = """
 import os
-from snugfit.memory.other_processes import OtherProcesses
+from snugfit.memory.process import OtherProcesses
 block = bytearray(60_000_000)
 alone = OtherProcesses(None).read()
 reading, writing = os.pipe()
