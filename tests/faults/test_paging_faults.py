@@ -16,7 +16,7 @@ from snugfit._core.registry import find_config
 from snugfit._training.events import EpochDone, Event
 from snugfit.errors import InterruptedRunError, OutOfStorageError
 from snugfit.profiling import unit_stats
-from snugfit.strategies.recomputation.paging_program import paged_bytes
+from snugfit.strategies.recomputation.dynamic_program import paged_bytes
 from snugfit.strategies.recomputation.schedule import Schedule
 from snugfit.strategies.recomputation.unit_costs import unit_costs
 

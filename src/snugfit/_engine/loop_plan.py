@@ -26,8 +26,14 @@ from snugfit.memory.address_space import KERNEL_BYTES
 from snugfit.memory.freed_memory import LOOP_GROWTH, kept_peak
 from snugfit.profiling import META_PASS_BYTES, Probe, alone, unit_stats
 from snugfit.profiling.measuring import FIRST_GROWTH
-from snugfit.strategies.checkpoint.candidates import Candidate, find_candidates, schedule_of_probe, schedule_probes
-from snugfit.strategies.checkpoint.search import MeasurementFilter, fastest_schedule
+from snugfit.strategies.checkpoint.candidates import (
+    Candidate,
+    MeasurementFilter,
+    fastest_schedule,
+    find_candidates,
+    schedule_of_probe,
+    schedule_probes,
+)
 from snugfit.strategies.full_network import LONGEST_STEP_SECONDS, PLAIN_PROBE
 from snugfit.strategies.memory_estimates import require_images, smallest_budget, weight_layers, with_safety
 from snugfit.strategies.micro_batch import MicroBatching, hold_modes, line_name, step_lines

@@ -11,7 +11,7 @@ from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit.errors import UsageError
 from snugfit.local import NetworkStats, UnitShape, build_local_loss
 from snugfit.local.assignment import Layout
-from snugfit.local.reconstruction import Decoder
+from snugfit.local.look_ahead import Decoder
 from snugfit.strategies.blockwise.worker import LocalUnit, initialise_loss
 
 NETWORK = NetworkStats(8, 8, 4)

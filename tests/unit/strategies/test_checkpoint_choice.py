@@ -9,8 +9,7 @@ from snugfit._core.budget import Budget
 from snugfit._core.profile import ProbePoint
 from snugfit._core.serial import from_data, to_data
 from snugfit.errors import UsageError
-from snugfit.strategies.checkpoint.candidates import Candidate
-from snugfit.strategies.checkpoint.search import MARGIN_BYTES, MeasurementFilter
+from snugfit.strategies.checkpoint.candidates import MARGIN_BYTES, Candidate, MeasurementFilter
 from snugfit.strategies.checkpoint.strategy import Checkpoint
 from snugfit.strategies.full_network import network_cost
 from snugfit.strategies.memory_estimates import RESERVED_BYTES, SAFETY

@@ -17,9 +17,8 @@ from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import unit_stats
 from snugfit.strategies.checkpoint.candidates import find_candidates, subsample
 from snugfit.strategies.recomputation import dynamic_program, paging
-from snugfit.strategies.recomputation.dynamic_program import schedule_cost
+from snugfit.strategies.recomputation.dynamic_program import frontier, schedule_cost
 from snugfit.strategies.recomputation.forward import recomputing_forward
-from snugfit.strategies.recomputation.paging_program import frontier
 from snugfit.strategies.recomputation.schedule import Schedule
 from snugfit.strategies.recomputation.unit_costs import unit_costs
 

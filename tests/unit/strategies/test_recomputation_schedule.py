@@ -11,8 +11,13 @@ from schedule_samples import at_the_square_root, every_schedule, every_split
 from snugfit.errors import UsageError
 from snugfit.strategies.checkpoint.candidates import frontier, subsample
 from snugfit.strategies.recomputation import dynamic_program
-from snugfit.strategies.recomputation.dynamic_program import DynamicProgram, UnitCost, schedule_cost
-from snugfit.strategies.recomputation.paging_program import PagingProgram, paged_bytes
+from snugfit.strategies.recomputation.dynamic_program import (
+    DynamicProgram,
+    PagingProgram,
+    UnitCost,
+    paged_bytes,
+    schedule_cost,
+)
 from snugfit.strategies.recomputation.schedule import Schedule
 
 

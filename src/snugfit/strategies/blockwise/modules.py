@@ -13,8 +13,7 @@ from itertools import accumulate, pairwise
 
 from snugfit._core.profile import ProbeLine
 from snugfit.strategies.memory_estimates import available_headroom
-from snugfit.strategies.recomputation.dynamic_program import UnitCost, schedule_cost
-from snugfit.strategies.recomputation.paging_program import frontier
+from snugfit.strategies.recomputation.dynamic_program import UnitCost, frontier, schedule_cost
 from snugfit.strategies.recomputation.schedule import Schedule
 
 Module = tuple[int, int, str]

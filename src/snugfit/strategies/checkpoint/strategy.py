@@ -20,8 +20,14 @@ from snugfit._training.strategy import TrainingData
 from snugfit.memory.paging import PageFile, disk_speed
 from snugfit.profiling import Probe, unit_stats
 from snugfit.profiling.measuring import FIRST_GROWTH
-from snugfit.strategies.checkpoint.candidates import find_candidates, probe_name, schedule_of_probe, schedule_probes
-from snugfit.strategies.checkpoint.search import MeasurementFilter, fastest_schedule
+from snugfit.strategies.checkpoint.candidates import (
+    MeasurementFilter,
+    fastest_schedule,
+    find_candidates,
+    probe_name,
+    schedule_of_probe,
+    schedule_probes,
+)
 from snugfit.strategies.full_network import (
     MakeTrainer,
     by_own_loss,
