@@ -33,7 +33,7 @@ NEUTRAL = (
     *(f"snugfit.strategies.recomputation.{name}" for name in ("dynamic_program", "unit_costs")),
     *(f"snugfit._core.{name}" for name in ("amounts", "budget", "documents", "explanation", "hardware", "known")),
     *(f"snugfit._core.{name}" for name in ("option_groups", "options", "paths", "plan", "profile", "record")),
-    *(f"snugfit._core.{name}" for name in ("record_checks", "registry", "request", "serial", "yaml_text")),
+    *(f"snugfit._core.{name}" for name in ("registry", "request", "serial", "yaml_text")),
     *(f"snugfit._data.{name}" for name in ("boxed", "boxes", "coco", "download")),
     *(f"snugfit._data.{name}" for name in ("fine_grained", "matlab", "user", "vww", "yolo")),
     *(f"snugfit._storage.{name}" for name in ("checkpoint", "digests", "files", "lock", "manifest")),

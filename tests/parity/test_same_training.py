@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import snugfit
-from snugfit._core.record_checks import read_record
 from snugfit._storage.manifest import Manifest
+from snugfit._storage.run_folder import read_record
 from snugfit._training.events import CacheProgress, Event, PhaseDone, StepDone
 
 pytestmark = pytest.mark.usefixtures("measured_once")
@@ -165,7 +165,7 @@ def test_a_resumed_whole_network_is_uninterrupted(tmp_path: Path, options: dict[
     interrupt(plan, tmp_path / "stopped", count=4)
     snugfit.resume(tmp_path / "stopped", (), model=network_with_dropout())
     assert_same(whole, load_file(tmp_path / "stopped" / "model.safetensors"))
-    scales = [read_record(tmp_path / name / "record.json").measured["loss_scale"] for name in ("whole", "stopped")]
+    scales = [read_record(tmp_path / name).measured["loss_scale"] for name in ("whole", "stopped")]
     assert scales[0] == scales[1] and (scales[0] is not None) == (options.get("precision") == "float16")
 
 

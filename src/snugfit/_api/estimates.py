@@ -28,7 +28,7 @@ class Estimate(MemoryEstimate):
     """
 
     def __str__(self) -> str:
-        from snugfit._report.estimate import estimate_text
+        from snugfit._report.tables import estimate_text
 
         return estimate_text(self)
 

@@ -45,7 +45,7 @@ def estimate(
     data = run_job(make_job("estimate", output, options.threads, arguments=arguments))
     found = MemoryEstimate.from_json(data)
     if not output.quiet:
-        from snugfit._report.estimate import print_estimate
+        from snugfit._report.tables import print_estimate
 
         print_estimate(found)
     output.show(data, found.summary())

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 
 from snugfit._core.parts import epoch_parts
-from snugfit._data.mixing import Mixing
 from snugfit._data.multi_label import targets_of
 from snugfit._data.sets import ImageSet
-from snugfit._data.transform import Transform
+from snugfit._data.transform import Mixing, Transform
 from snugfit.errors import UsageError
 
 _ORDER, _EPOCH, _VIEW, _MIX = range(4)

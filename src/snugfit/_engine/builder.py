@@ -22,9 +22,9 @@ from snugfit._core.request import Request
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit._core.workload import BATCH_SIZE, FINE_TUNING_BATCH_SIZE, OptimizerSettings, Workload
 from snugfit._data import Batches, ImageSet, Splits, Transform
-from snugfit._data.mixing import Mixing
 from snugfit._data.prepared import AsIs
 from snugfit._data.synthetic import synthetic_splits
+from snugfit._data.transform import Mixing
 from snugfit._engine.loading import Architecture, ModuleOrFactory, build_on_meta, module_of, on_meta
 from snugfit._engine.tasks import rules_of
 from snugfit._planner import StrategySelection

@@ -13,7 +13,7 @@ from snugfit._chain import Chain
 from snugfit._core.workload import OptimizerSettings
 from snugfit._training.losses import Loss
 from snugfit._training.optimizers import ParameterOptimizers
-from snugfit.strategies.recomputation.forward import recomputing_forward
+from snugfit.strategies.recomputation.paging import recomputing_forward
 from snugfit.strategies.recomputation.schedule import Schedule
 
 Part = tuple[Tensor, Tensor]

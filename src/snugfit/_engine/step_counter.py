@@ -33,7 +33,7 @@ from snugfit.memory.step_bytes import UPDATE, StepBytes
 from snugfit.memory.tensors import LiveBytes
 from snugfit.profiling import Probe, measure_probe, smallest_floor
 from snugfit.strategies.memory_estimates import fill_synthetic_weights
-from snugfit.strategies.recomputation.forward import recomputing_forward
+from snugfit.strategies.recomputation.paging import recomputing_forward
 from snugfit.strategies.recomputation.schedule import Schedule
 
 LARGEST_POWER = 10

@@ -12,7 +12,7 @@ from snugfit._core.workload import OptimizerSettings
 from snugfit._engine.loop_plan import on_meta, step_workload
 from snugfit.profiling import unit_stats
 from snugfit.strategies.checkpoint.candidates import find_candidates
-from snugfit.strategies.recomputation.forward import recomputing_forward
+from snugfit.strategies.recomputation.paging import recomputing_forward
 from snugfit.strategies.recomputation.schedule import Schedule
 
 

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from snugfit._data import Batches, Transform
-from snugfit._data.mixing import Mix, Mixing
+from snugfit._data.transform import Mix, Mixing
 
 CLASSES = 5
 BOTH = {"mixup": 0.4, "cutmix": 1.0}

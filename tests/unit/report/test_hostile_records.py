@@ -13,7 +13,8 @@ import fake_runs
 import pytest
 
 from snugfit._core.profile import ProbeLine
-from snugfit._core.record_checks import read_record
+from snugfit._storage.manifest import Manifest
+from snugfit._storage.run_folder import read_record
 from snugfit.errors import CheckpointError
 
 HOSTILE = (None, -1, 2**60, -0.5, 1e300, "x", "", [], {}, True, [[1]], {"a": 1})
@@ -42,9 +43,9 @@ def with_value(data: Any, where: tuple[Any, ...], value: Any) -> Any:
 
 
 def read(folder: Path, data: Any) -> Any:
-    path = folder / "record.json"
-    path.write_text(json.dumps(data))
-    return read_record(path)
+    (folder / "record.json").write_text(json.dumps(data))
+    Manifest.of(folder)
+    return read_record(folder)
 
 
 @pytest.mark.parametrize(

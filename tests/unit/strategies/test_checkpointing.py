@@ -18,7 +18,7 @@ from snugfit.profiling import unit_stats
 from snugfit.strategies.checkpoint.candidates import find_candidates, subsample
 from snugfit.strategies.recomputation import dynamic_program, paging
 from snugfit.strategies.recomputation.dynamic_program import frontier, schedule_cost
-from snugfit.strategies.recomputation.forward import recomputing_forward
+from snugfit.strategies.recomputation.paging import recomputing_forward
 from snugfit.strategies.recomputation.schedule import Schedule
 from snugfit.strategies.recomputation.unit_costs import unit_costs
 

@@ -34,7 +34,7 @@ from snugfit.strategies.memory_estimates import (
     with_safety,
 )
 from snugfit.strategies.micro_batch import MicroBatching, divisors, line_name
-from snugfit.strategies.recomputation.forward import recomputing_forward
+from snugfit.strategies.recomputation.paging import recomputing_forward
 from snugfit.strategies.recomputation.schedule import Schedule
 
 

@@ -13,7 +13,7 @@ from snugfit._chain import Chain
 from snugfit._training.network import NetworkTrainer
 from snugfit.memory.paging import PageFile
 from snugfit.strategies.recomputation import paging
-from snugfit.strategies.recomputation.forward import recomputing_forward
+from snugfit.strategies.recomputation.paging import recomputing_forward
 from snugfit.strategies.recomputation.schedule import Schedule
 
 KINDS = ("vgg", "residual", "mobilenet")

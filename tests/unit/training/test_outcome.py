@@ -8,9 +8,10 @@ from training_samples import PHASE, Source, make_run
 
 from snugfit._core.machine_memory import MachineMemory
 from snugfit._core.record import Record
-from snugfit._core.record_checks import read_record
 from snugfit._core.run_memory import RunMemory
 from snugfit._storage.files import write_json_atomic
+from snugfit._storage.manifest import Manifest
+from snugfit._storage.run_folder import read_record
 from snugfit._training.events import Notice, RunDone
 from snugfit._training.finalize import FinalEvaluation, Outcome, evaluate_model, make_record
 from snugfit._training.strategy import TrainingData
@@ -131,4 +132,5 @@ def test_a_phase_above_its_own_prediction_is_a_miss_although_the_run_holds(tmp_p
     assert record.measured["peak_bytes"] == 80 <= record.predicted["peak_bytes"]
     assert record.measured["missed_phases"] == ["low"]
     write_json_atomic(tmp_path / "record.json", record.to_json())
-    assert read_record(tmp_path / "record.json") == record
+    Manifest.of(tmp_path)
+    assert read_record(tmp_path) == record

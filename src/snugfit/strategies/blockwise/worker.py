@@ -20,7 +20,7 @@ from snugfit.lean import use_lean_convolutions
 from snugfit.local import LocalLoss
 from snugfit.local.assignment import DetachedHeadLoss, HeadLoss, parts
 from snugfit.local.unit_pass import training_pass
-from snugfit.strategies.recomputation.forward import recomputing_forward
+from snugfit.strategies.recomputation.paging import recomputing_forward
 from snugfit.strategies.recomputation.schedule import Schedule
 
 

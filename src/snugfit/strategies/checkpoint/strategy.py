@@ -38,7 +38,7 @@ from snugfit.strategies.full_network import (
     network_shortfall,
 )
 from snugfit.strategies.micro_batch import MicroBatching, hold_modes
-from snugfit.strategies.recomputation.forward import recomputing_forward
+from snugfit.strategies.recomputation.paging import recomputing_forward
 from snugfit.strategies.recomputation.schedule import Schedule
 
 
