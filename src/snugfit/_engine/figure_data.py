@@ -20,20 +20,7 @@ from snugfit._core.request import Request
 from snugfit._data import Batches, ImageSet, Subset
 from snugfit._engine.inference import RunImages, run_images
 from snugfit._engine.loading import Architecture, ModuleOrFactory, load
-from snugfit._report.pictures import (
-    HeatMaps,
-    Pictures,
-    Projection,
-    Spectra,
-    class_means,
-    closest_pair,
-    grad_cam,
-    group_agreement,
-    project,
-    prominence,
-    spatial_frequencies,
-    spectrum,
-)
+from snugfit._report import pictures
 from snugfit._storage.manifest import Manifest
 from snugfit._storage.run_folder import read_data, read_record
 from snugfit.errors import CheckpointError, DataError, ModelError, UnknownNameError, UnusableInputError, UsageError
@@ -116,7 +103,7 @@ class PictureOptions:
     images: int = 6
 
 
-def make_pictures(folder: Path, options: PictureOptions, model: ModuleOrFactory | None = None) -> Pictures:
+def make_pictures(folder: Path, options: PictureOptions, model: ModuleOrFactory | None = None) -> pictures.Pictures:
     """All pictures that a run allows, and the reason for each other picture."""
     source = FinishedRun(folder, options.data, options.data_dir, model)
     if options.unit is not None and source.record.exits:
@@ -137,52 +124,52 @@ def make_pictures(folder: Path, options: PictureOptions, model: ModuleOrFactory 
             made[name] = make()
         except (UnusableInputError, UsageError) as error:
             missing[name] = f"No {words}: {' '.join(str(error).split())}"
-    return Pictures(**made, missing=missing)
+    return pictures.Pictures(**made, missing=missing)
 
 
 @torch.no_grad()
-def spectra(source: FinishedRun, unit: str | None, classes: tuple[int, ...]) -> Spectra:
+def spectra(source: FinishedRun, unit: str | None, classes: tuple[int, ...]) -> pictures.Spectra:
     """Spectra of the vectors of some classes and of their mean activations (LLS, Figure 2)."""
     source.check_local_loss("lls", "lls-m", "lls-mxm")
     index = source.unit(unit, default=0.5)
     body, loss = _load_unit(source, index)
     chosen = [_first_of(images, classes) for images in source.images.sets]
-    latents = class_means(_latents(source.images, chosen, body, loss), classes)
+    latents = pictures.class_means(_latents(source.images, chosen, body, loss), classes)
     labels = np.concatenate([images.labels for images in chosen])
-    of_basis, of_latents = spectrum(loss.basis_in_use()[list(classes)].float()), spectrum(latents)
-    return Spectra(
+    of_basis, of_latents = pictures.spectrum(loss.basis_in_use()[list(classes)].float()), pictures.spectrum(latents)
+    return pictures.Spectra(
         unit=source.chain.units[index].name,
         learned=loss.mixing_axes == 2,
         classes=tuple(source.architecture.class_names[label] for label in classes),
-        frequencies=spatial_frequencies(loss.latents.length).numpy(),
+        frequencies=pictures.spatial_frequencies(loss.latents.length).numpy(),
         basis=of_basis.numpy(),
         latents=of_latents.numpy(),
-        prominence=tuple(prominence(of_latents, of_basis).tolist()),
+        prominence=tuple(pictures.prominence(of_latents, of_basis).tolist()),
         images=tuple(int((labels == label).sum()) for label in classes),
         split=source.images.split,
     )
 
 
-def projection(source: FinishedRun, unit: str | None) -> Projection:
+def projection(source: FinishedRun, unit: str | None) -> pictures.Projection:
     """The learned M of a unit in two dimensions (LLS, Figure 3); it needs no images."""
     source.check_local_loss("lls-mxm")
     index = source.unit(unit, default=1)
     rows = source.stored("exits", index)["mixing"].double().numpy()
     names = source.architecture.class_names
-    first, second = closest_pair(rows)
+    first, second = pictures.closest_pair(rows)
     groups, why_none = _super_classes(source)
-    return Projection(
+    return pictures.Projection(
         unit=next(point.unit for point in source.record.exits if point.index == index),
         classes=names,
-        points=project(rows),
+        points=pictures.project(rows),
         closest=(names[first], names[second]),
         groups=groups,
-        group_agreement=group_agreement(rows, groups) if groups else (0.0, 0.0),
+        group_agreement=pictures.group_agreement(rows, groups) if groups else (0.0, 0.0),
         why_no_groups=why_none,
     )
 
 
-def heat_maps(source: FinishedRun, count: int) -> HeatMaps:
+def heat_maps(source: FinishedRun, count: int) -> pictures.HeatMaps:
     """Grad-CAM of the class predicted, on the first images of each class in turn (LLS, Figure 4)."""
     if source.architecture.task != "classify":
         others = "detects boxes" if source.architecture.task == "detect" else "gives several labels"
@@ -190,9 +177,9 @@ def heat_maps(source: FinishedRun, count: int) -> HeatMaps:
     images = source.images.sets[0]
     rows, names = first_of_each(images.labels, count), source.architecture.class_names
     pixels = images.images(rows)
-    explained = grad_cam(source.network, source.images.transform(pixels))
+    explained = pictures.grad_cam(source.network, source.images.transform(pixels))
     probabilities = explained.logits.softmax(1).gather(1, explained.classes[:, None])[:, 0]
-    return HeatMaps(
+    return pictures.HeatMaps(
         images=pixels.numpy(),
         maps=explained.maps.numpy(),
         true=tuple(names[label] for label in images.labels[rows]),

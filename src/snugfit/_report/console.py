@@ -32,24 +32,13 @@ from snugfit._report.formatting import (
 from snugfit._report.intervals import StepTime, step_time
 from snugfit._report.tables import against, make_console, make_table, print_line
 from snugfit._training import events
-from snugfit._training.events import (
-    EpochDone,
-    Event,
-    ExitMeasured,
-    Notice,
-    PhaseDone,
-    PhaseStarted,
-    RunStarted,
-    StepDone,
-    TensorsSelected,
-)
 
 REFRESH_SECONDS = 0.125
 PRIOR = 0.02
 """Share of the predicted time for which the prediction is trusted against the measurement."""
 
 
-def start_line(event: RunStarted) -> Text:
+def start_line(event: events.RunStarted) -> Text:
     """Model, data, strategy, budget and prediction."""
     budget = "no memory budget"
     if event.budget_bytes is not None:
@@ -69,7 +58,7 @@ def frame(name: str, share: float, where: str, below: Text | str) -> RenderableT
     return Group(row, Text(below, no_wrap=True, overflow="ellipsis") if isinstance(below, str) else below)
 
 
-def status_line(event: StepDone, budget: int | None, rate: str, left: str) -> Text:
+def status_line(event: events.StepDone, budget: int | None, rate: str, left: str) -> Text:
     """Loss, accuracy, learning rate, speed, live memory against the budget, time left."""
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append("peak ").append(against(event.peak_bytes, budget))
@@ -84,7 +73,7 @@ def speed(samples: int, seconds: float) -> str:
     return f"{samples / seconds:,.0f} samples/s" if samples else f"{1 / seconds:.3g} steps/s"
 
 
-def epoch_line(event: EpochDone, peak: int | None, budget: int | None, left: str) -> Text:
+def epoch_line(event: events.EpochDone, peak: int | None, budget: int | None, left: str) -> Text:
     """One epoch, for logs."""
     validation = _share("val" if event.metric == "accuracy" else f"val {event.metric}", event.val_accuracy)
     line = Text(f"{event.phase}  epoch {event.epoch + 1}/{event.epochs}  loss {event.loss:.4g}")
@@ -95,7 +84,7 @@ def epoch_line(event: EpochDone, peak: int | None, budget: int | None, left: str
     return line.append(f"  left {left}")
 
 
-def exit_line(event: ExitMeasured) -> Text:
+def exit_line(event: events.ExitMeasured) -> Text:
     """The exit after a unit."""
     return Text(
         f"exit {event.index + 1} after {event.unit}  val {percent(event.val_accuracy)}  "
@@ -103,7 +92,7 @@ def exit_line(event: ExitMeasured) -> Text:
     )
 
 
-def selection_line(event: TensorsSelected) -> Text:
+def selection_line(event: events.TensorsSelected) -> Text:
     """Number of tensors that train from now on, and the predicted time of a step."""
     chosen = event.interval
     line = Text.assemble((f"interval {event.index + 1}", "bold"), f"  {len(chosen.tensors)} of {event.count} tensors")
@@ -114,7 +103,7 @@ def selection_line(event: TensorsSelected) -> Text:
     return line.append(", operators measured again" if chosen.profiled else "")
 
 
-def phase_line(event: PhaseDone, predicted_seconds: float | None, budget: int | None) -> Text:
+def phase_line(event: events.PhaseDone, predicted_seconds: float | None, budget: int | None) -> Text:
     """A finished phase: measurement and prediction."""
     held = event.measured_peak_bytes <= event.predicted_peak_bytes
     line = Text.assemble(("done  ", "green" if held else "yellow"), (event.name, "bold"), "  peak ")
@@ -235,15 +224,15 @@ class ConsoleProgress:
         self._live: Live | None = None
         self._live_possible = self.console.is_terminal and not self.console.is_dumb_terminal
         self._drawn_at = float("-inf")
-        self._started: RunStarted | None = None
-        self._phase: PhaseStarted | None = None
-        self._step: StepDone | None = None
+        self._started: events.RunStarted | None = None
+        self._phase: events.PhaseStarted | None = None
+        self._step: events.StepDone | None = None
         self._left: TimeLeft | None = None
         self._pace = 0.0
-        self._handlers: dict[type[Event], Callable[[Any], None]] = {
-            RunStarted: self._run_started,
-            PhaseStarted: self._phase_started,
-            StepDone: self._step_done,
+        self._handlers: dict[type[events.Event], Callable[[Any], None]] = {
+            events.RunStarted: self._run_started,
+            events.PhaseStarted: self._phase_started,
+            events.StepDone: self._step_done,
             events.EpochDone: self._epoch_done,
             events.ExitMeasured: lambda exit_measured: self._print(exit_line(exit_measured)),
             events.CacheProgress: self._cache_progress,
@@ -254,9 +243,9 @@ class ConsoleProgress:
         }
         _warm_up()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Show an event."""
-        if isinstance(event, Notice):
+        if isinstance(event, events.Notice):
             self._print(Text.assemble(("note  ", "yellow"), event.message))
         elif not self.quiet and type(event) in self._handlers:
             self._handlers[type(event)](event)
@@ -274,19 +263,19 @@ class ConsoleProgress:
             live.stop()
             atexit.unregister(self.close)
 
-    def _run_started(self, event: RunStarted) -> None:
+    def _run_started(self, event: events.RunStarted) -> None:
         self.close()
         self._started, self._phase, self._step = event, None, None
         self._left = TimeLeft(event.predicted, self._clock())
         self._print(start_line(event))
 
-    def _phase_started(self, event: PhaseStarted) -> None:
+    def _phase_started(self, event: events.PhaseStarted) -> None:
         self._phase, self._step, self._pace = event, None, 0.0
         if self._left is not None:
             self._left.start_phase(event.name, event.index, event.count)
         self._draw(event.name, 0.0, "")
 
-    def _step_done(self, event: StepDone) -> None:
+    def _step_done(self, event: events.StepDone) -> None:
         phase, now = self._phase, self._clock()
         self._pace = 0.9 * self._pace + 0.1 * event.seconds if self._pace else event.seconds
         if phase is None:
