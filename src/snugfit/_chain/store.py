@@ -64,11 +64,7 @@ class UnitStore:
         return map_tensors(self.path(index), _ADVICE)
 
     def path(self, index: int) -> Path:
-        """The file of a unit's weights.
-
-        Raises:
-            CheckpointError: nothing is stored.
-        """
+        """The file of a unit's weights; raises CheckpointError if nothing is stored."""
         path = self._find(index)
         if path is None:
             raise CheckpointError(f"no weights of unit {index} in {self.folder}; the run folder is incomplete.")

@@ -163,11 +163,7 @@ def read_values(app: Any, commands: tuple[str, ...], arguments: Iterable[Argumen
 
 
 def read_value(argument: Argument, text: str) -> Any:
-    """The value that text gives an argument.
-
-    Raises:
-        UsageError: it does not fit.
-    """
+    """The value that text gives an argument; raises UsageError if it does not fit."""
     hint, name = argument.field_info.annotation, argument.names[0].removeprefix("--")
     return checked(name, hint, read(hint, text))
 

@@ -78,11 +78,7 @@ class Member:
         self.age = 0.0
 
     def dial(self) -> None:
-        """Start the agent; an earlier one is ended.
-
-        Raises:
-            UsageError: there is no such program here.
-        """
+        """End an earlier agent and start one; raises UsageError if there is no such program here."""
         self.hang_up()
         self._forget()
         self.starts += 1

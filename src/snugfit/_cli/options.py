@@ -139,22 +139,14 @@ class PlanOptions:
     kubernetes: Image | None = None
 
     def require_one_result(self, *, as_json: bool) -> None:
-        """Check that one thing at most is printed on stdout.
-
-        Raises:
-            UsageError: several are asked for.
-        """
+        """Raise UsageError if more than one thing is to be printed on stdout."""
         given = {"--sbatch": self.sbatch, "--kubernetes": self.kubernetes is not None, "--json": as_json}
         flags = [flag for flag, is_given in given.items() if is_given]
         if len(flags) > 1:
             raise UsageError(f"{' and '.join(flags)} both print on stdout; give one of them.")
 
     def steps(self) -> int:
-        """Steps of each trial; 0 without trials.
-
-        Raises:
-            UsageError: there are no trials.
-        """
+        """Steps of each trial, 0 without trials; raises UsageError if they are given without trials."""
         if self.compare_steps is not None and not self.compare:
             raise UsageError("--compare-steps is for trials; add --compare.")
         return (self.compare_steps or TRIAL_STEPS) if self.compare else 0

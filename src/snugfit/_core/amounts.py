@@ -113,11 +113,7 @@ def sides_text(sides: Sides) -> str:
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
-    """Turn ``"32,64"`` into numbers of images.
-
-    Raises:
-        ValueError: a part is no number from 1 to a million.
-    """
+    """Turn ``"32,64"`` into numbers of images; raises ValueError if a part is no number from 1 to a million."""
     sizes = tuple(int(part) for part in text.split(","))
     if not all(1 <= size <= 10**6 for size in sizes):
         raise ValueError(text)

@@ -40,11 +40,7 @@ def needed_bytes(plan: Plan) -> int | None:
 
 
 def sbatch_script(plan: Plan) -> str:
-    """A batch script for Slurm that trains by a plan's choice.
-
-    Raises:
-        UsageError: the plan has no command.
-    """
+    """A batch script for Slurm that trains by a plan's choice; raises UsageError if the plan has no command."""
     processes, cores, needed = _processes(plan), plan.hardware.threads, needed_bytes(plan)
     options = {"job-name": _name(plan), "ntasks": processes, "cpus-per-task": cores}
     if needed is not None:

@@ -283,11 +283,7 @@ class ActivationCache:
 
     @classmethod
     def open(cls, folder: Path | str, name: str) -> ActivationCache | None:
-        """Open a cache; None if there is none, or it was never completed.
-
-        Raises:
-            CheckpointError: it is damaged.
-        """
+        """Open a cache, None if there is none or it was never completed; raises CheckpointError if it is damaged."""
         path, sidecar = _paths(Path(folder), name)
         if not sidecar.is_file() or not path.is_file():
             return None

@@ -26,11 +26,7 @@ class FileDigest:
 
     @classmethod
     def of(cls, path: Path) -> FileDigest:
-        """Digest of a whole file.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """Digest of a whole file; raises OSError if it cannot be read."""
         return cls(*_digest_of(path, None))
 
     def flaw(self, path: Path) -> str | None:

@@ -64,11 +64,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path, cache: Path | None = None) -> Manifest:
-        """The manifest of a run folder.
-
-        Raises:
-            CheckpointError: there is none, or it is damaged.
-        """
+        """The manifest of a run folder; raises CheckpointError if there is none, or it is damaged."""
         path = Path(folder) / MANIFEST_FILE
         if not path.exists():
             raise CheckpointError(

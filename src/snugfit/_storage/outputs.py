@@ -111,11 +111,7 @@ def _opened(path: Path, mode: str) -> IO[str]:
 
 
 def _target(path: str | Path) -> Path:
-    """The file of a path, after links are followed.
-
-    Raises:
-        OSError: it is a folder, or links lead in a circle.
-    """
+    """The file of a path, after links are followed; raises OSError if it is a folder, or links lead in a circle."""
     target = Path(os.path.realpath(path))
     if target.is_dir() or str(path).endswith("/"):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

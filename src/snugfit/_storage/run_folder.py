@@ -30,11 +30,7 @@ T = TypeVar("T")
 
 
 def read_data(kind: type[T], path: Path) -> T:
-    """Read a dataclass that was written to a run folder as JSON.
-
-    Raises:
-        CheckpointError: it is missing or damaged.
-    """
+    """Read a dataclass that was written to a run folder as JSON; raises CheckpointError if it is missing or damaged."""
     if not path.exists():
         raise CheckpointError(f"{path.parent} is not a run folder, or incomplete: it has no {path.name}.")
     check_files(path.parent, path.name)

@@ -308,11 +308,7 @@ class Run:
         self.position.overheads[kind] = self.position.overheads.get(kind, 0.0) + seconds
 
     def require_finite(self, loss: float, where: str) -> None:
-        """Stop at the first loss that is NaN or infinite.
-
-        Raises:
-            DivergedError: the loss is NaN or infinite.
-        """
+        """Raise DivergedError at the first loss that is NaN or infinite."""
         if not math.isfinite(loss):
             raise self._diverged(f"the loss became {loss} in {where},")
 

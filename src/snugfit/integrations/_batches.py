@@ -61,11 +61,7 @@ def _tensors(batch: Any) -> list[Tensor]:
 
 
 def first_tensor(batch: Any) -> Tensor:
-    """The first tensor (B, ...) of a batch, such as its images.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The first tensor (B, ...) of a batch, such as its images; raises UsageError if there is none."""
     for each in _tensors(batch):
         if each.dim():
             return each

@@ -24,11 +24,7 @@ from snugfit.profiling import META_PASS_BYTES
 
 
 def require(library: str, install: str) -> ModuleType:
-    """Import a library, or give the command that installs it.
-
-    Raises:
-        UsageError: it is not installed.
-    """
+    """Import a library, or give the command that installs it; raises UsageError if it is not installed."""
     try:
         return import_module(library)
     except ImportError as error:

@@ -73,11 +73,7 @@ class ScratchFile:
         self._descriptor, self._used = -1, 0
 
     def __enter__(self) -> ScratchFile:
-        """Create the file.
-
-        Raises:
-            OutOfStorageError: the disk is full.
-        """
+        """Create the file; raises OutOfStorageError if the disk is full."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         try:

@@ -33,11 +33,7 @@ class Commands:
         self._thread = threading.Thread(target=self._listen, name="snugfit-commands", daemon=True)
 
     def __enter__(self) -> Commands:
-        """Begin to listen, except on the gateway.
-
-        Raises:
-            WorkerLostError: the gateway does not answer.
-        """
+        """Begin to listen, except on the gateway; raises WorkerLostError if the gateway does not answer."""
         self._store = connect(self.heartbeat.here, self.heartbeat.limit)
         if not self.heartbeat.here.is_gateway:
             self._thread.start()

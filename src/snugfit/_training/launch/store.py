@@ -124,11 +124,7 @@ def sealed_set(here: World, store: Store, key: str, text: str) -> None:
 
 
 def sealed_get(here: World, store: Store, key: str) -> str:
-    """Wait for such a message and read it.
-
-    Raises:
-        WorkerLostError: another program wrote it.
-    """
+    """Wait for such a message and read it; raises WorkerLostError if another program wrote it."""
     return unseal(here.secret, _named(here, key), store.get(key).decode(errors="replace"))
 
 
