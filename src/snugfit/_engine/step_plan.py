@@ -9,11 +9,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from snugfit._core.machine_memory import machine_memory, private_bytes
 from snugfit._core.profile import ProbeLine, Profile
@@ -30,6 +31,8 @@ from snugfit.strategies.micro_batch import divisors
 
 Needed = Callable[[Mapping[str, ProbeLine | None], float], bool]
 """Whether a schedule is worth measuring; see :class:`snugfit.profiling.Probe`."""
+States = Sequence[dict[str, Any]]
+"""What optimizers keep of each parameter, by name, on the meta device."""
 KEEPING = ""
 """The schedule that recomputes nothing."""
 
@@ -55,6 +58,8 @@ class LibraryStep:
         passes: forward and backward pass over so many images of an example batch; gradients add up.
         recomputation: how its forward pass can recompute.
         held_bytes: of the example batch.
+        between: bytes that the loop allocates between two steps, such as copies for a checkpoint, for so many images at
+            once; besides weights and the optimizers' states, which it is given.
 
     Raises:
         UsageError: an optimizer computes the loss itself, as often as it likes.
@@ -65,6 +70,7 @@ class LibraryStep:
     passes: Callable[[int], object]
     recomputation: Recomputation
     held_bytes: int
+    between: Callable[[int, States], int] = lambda images, states: 0
 
     def __post_init__(self) -> None:
         for each in self.optimizers:
@@ -72,8 +78,11 @@ class LibraryStep:
             if closure is not None and closure.default is inspect.Parameter.empty:
                 raise UsageError(f"a memory budget cannot plan {type(each).__name__}, whose step needs a closure.")
 
-    def trial(self, schedule: str) -> Callable[[int], None]:
-        """A step with two micro-batches of a size, by optimizers of its own, with a learning rate of zero."""
+    def trial(self, schedule: str, seen: Callable[[States], object] = lambda _: None) -> Callable[[int], None]:
+        """A step with two micro-batches of a size, by optimizers of its own, with a learning rate of zero.
+
+        ``seen`` is called with the states that it leaves.
+        """
         self.recomputation.use(schedule)
         twins = [_twin(each) for each in self.optimizers]
 
@@ -85,6 +94,8 @@ class LibraryStep:
                     twin.step()
             finally:
                 self.module.zero_grad()
+            kept = [state for twin in twins for state in twin.state.values()]
+            seen(tree_map_only(Tensor, lambda tensor: tensor.to("meta"), kept))
 
         return step
 
@@ -138,6 +149,7 @@ class StepPlanner:
     def __init__(self, step: LibraryStep, batch_size: int, limit: MemoryLimit, meter: PeakMeter) -> None:
         self.step, self.batch_size, self.limit, self.meter = step, batch_size, limit, meter
         self.budget_bytes = limit.budget_bytes or 0
+        self.states: States = []
 
     def plan(self) -> LoopPlan:
         """Choose the fastest way that fits, and try it.
@@ -150,7 +162,7 @@ class StepPlanner:
             profile = self._measured(self._may_help)
             found = sorted(self._fitting(profile))
             if not found:
-                raise self._infeasible()
+                raise self._infeasible(profile)
             _, parts, schedule = found[0]
             return self._tried(profile, parts, schedule)
 
@@ -167,13 +179,16 @@ class StepPlanner:
     def _probe(self, schedule: str, needed: Needed | None = None) -> Probe:
         return Probe(
             schedule,
-            lambda: self.step.trial(schedule),
+            lambda: self.step.trial(schedule, self._see),
             self._floor,
             self.batch_size,
             sizes=divisors(self.batch_size),
             network="loop",
             needed=needed,
         )
+
+    def _see(self, states: States) -> None:
+        self.states = states
 
     def _floor(self, images: int) -> int:
         """Not known without running the step; but how many images batch norms need is."""
@@ -201,9 +216,14 @@ class StepPlanner:
         return [size for size in divisors(self.batch_size) if size >= line.smallest_batch]
 
     def _predicted(self, profile: Profile, line: ProbeLine, size: int) -> int:
-        """Peak of a step, or of loading the next batch; the last batch of an epoch may have two sizes of its own."""
+        """Peak of a step, of loading the next batch, or of what the loop does between steps.
+
+        The last batch of an epoch may have two sizes of its own, whose kernels stay.
+        """
+        state = sum(each.nbytes for each in tree_leaves(self.states) if isinstance(each, Tensor))
+        between = state + self.step.between(size, self.states) + 2 * line.shape_bytes
         step = line.bytes_at(size) + 2 * line.shape_bytes
-        return with_safety(profile.base_bytes, max(step, LOADED_BATCHES * self.step.held_bytes))
+        return with_safety(profile.base_bytes, max(step, LOADED_BATCHES * self.step.held_bytes, between))
 
     def _tried(self, profile: Profile, parts: int, schedule: str) -> LoopPlan:
         """The plan of the largest micro-batch whose step is not refused memory, which also generates its kernels."""
@@ -228,9 +248,9 @@ class StepPlanner:
             return False
         return True
 
-    def _infeasible(self) -> InfeasibleBudgetError:
+    def _infeasible(self, profile: Profile) -> InfeasibleBudgetError:
         with self.limit.allow_address_space(META_PASS_BYTES):  # nothing may be left of the budget
-            smallest = self._smallest_bytes()
+            smallest = self._smallest_bytes(profile)
         return InfeasibleBudgetError(
             f"a step of {self._name} does not fit memory={format_bytes(self.budget_bytes)}, whatever the micro-batch."
             + ("" if smallest else " Neither does it fit the memory that this machine has left."),
@@ -239,11 +259,11 @@ class StepPlanner:
             smallest_bytes=smallest,
         )
 
-    def _smallest_bytes(self) -> int:
+    def _smallest_bytes(self, before: Profile) -> int:
         """Smallest budget that holds a step; 0 if the machine has less memory left.
 
         It is measured, because a step of any library cannot be computed without running it: under a limit that doubles
-        until the smallest micro-batch fits.
+        until the smallest micro-batch fits. ``before`` is the profile within the budget that is too small.
         """
         budget, most = self.budget_bytes, machine_memory(private_bytes()).free_bytes
         while (budget := 2 * budget) < most:
@@ -251,10 +271,23 @@ class StepPlanner:
             with MemoryLimit(budget, self.limit.baseline, self.limit.device) as limit:
                 wider = StepPlanner(self.step, self.batch_size, limit, self.meter)
                 profile = wider._measured()
-                needed = [wider._predicted(profile, line, wider._sizes(line)[0]) for line in profile.lines.values()]
+                needed = [wider._least(profile, line, before) for line in profile.lines.values()]
             if needed:
                 return max(-(-(min(needed) + RESERVED_BYTES + DRIFT_BYTES) // MB) * MB, self.budget_bytes + MB)
         return 0
+
+    def _least(self, profile: Profile, line: ProbeLine, before: Profile) -> int:
+        """Predicted peak of the smallest micro-batch, in a process that may measure only that one.
+
+        Then all that it leaves counts as kernels of a micro-batch; ``before`` is the profile that left some of them.
+        """
+        size, left = self._sizes(line)[0], float(profile.base_bytes - before.start_bytes)
+        known = [each.shape_bytes for each in (line, *before.lines.values()) if each.points[1:]]
+        several = self._predicted(profile, replace(line, shape_bytes=max(known, default=left)), size)
+        alone = self._predicted(profile, replace(line, shape_bytes=left), size)
+        if line.points[1:]:  # in a budget for this one, it is measured, too
+            alone = min(alone, with_safety(profile.base_bytes, line.points[1].peak_bytes))
+        return max(alone, several)
 
     @property
     def _name(self) -> str:

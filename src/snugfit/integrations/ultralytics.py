@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from snugfit._engine.step_plan import LibraryStep
+from snugfit._engine.step_plan import LibraryStep, States
 from snugfit.errors import UsageError
 from snugfit.integrations._batches import bytes_of, example_of, first_of, images_of
 from snugfit.integrations._budget import LoopBudget, require
 from snugfit.integrations._recomputation import recomputation_of
+from snugfit.memory import tensor_peak_bytes
 
-require("ultralytics", 'pip install "snugfit[ultralytics]"')
+torch_utils: Any = require("ultralytics.utils.torch_utils", 'pip install "snugfit[ultralytics]"')
 with contextlib.suppress(ImportError):  # checkpoints use polars, whose threads try without end if refused memory
     import_module("polars").read_csv(b"column\n1\n")
 
@@ -36,8 +38,7 @@ class MemoryBudget:
     then accumulates ``nbs / batch`` batches, as it does for any small batch. The system enforces the budget until
     training has ended, and a line reports what was predicted, allowed and measured.
 
-    Only one device is supported. Nothing is recomputed, because the network's forward pass returns a loss. Validation
-    and checkpoints are enforced, but not planned.
+    Only one device is supported. Nothing is recomputed, because the network's forward pass returns a loss.
 
     Args:
         model: a model of ultralytics that classifies or detects.
@@ -111,7 +112,54 @@ def _step(trainer: Any, whole: int) -> LibraryStep:
 
     recomputation = recomputation_of(None, batch["img"])
     held = 2 * bytes_of(batch)  # the trainer keeps the batch before while the next one is collated
-    return LibraryStep(trainer.model, [trainer.optimizer], passes, recomputation, held)
+    return LibraryStep(trainer.model, [trainer.optimizer], passes, recomputation, held, BetweenSteps(trainer))
+
+
+class BetweenSteps:
+    """Bytes that the trainer allocates between two steps: for validation, a checkpoint, or the last evaluation.
+
+    Called with images at once and the optimizer's states.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer, self._average = trainer, trainer.ema.ema
+        tensors = [*self._average.parameters(), *self._average.buffers()]
+        self._weights: int = sum(each.nbytes for each in tensors)
+        self._half: int = sum(2 * each.numel() if each.is_floating_point() else each.nbytes for each in tensors)
+
+    def __call__(self, images: int, states: States) -> int:
+        return self._gradients(images) + max(self._checkpoint(states), self._last_evaluation(images))
+
+    def _gradients(self, images: int) -> int:
+        """Those of an epoch's last images, which wait for the next epoch unless every batch is a step."""
+        if images == self._trainer.args.nbs:
+            return 0
+        return sum(int(each.nbytes) for each in self._trainer.model.parameters() if each.requires_grad)
+
+    def _checkpoint(self, states: States) -> int:
+        """Copies of the average and the states as they are stored, and a file of both, whose buffer is 1/8 larger."""
+        stored = torch_utils.convert_optimizer_state_dict_to_fp16({"state": dict(enumerate(map(dict, states)))})
+        copies = self._half + bytes_of(list(stored["state"].values()))
+        return 2 * copies + copies // 8
+
+    def _last_evaluation(self, images: int) -> int:
+        """The last checkpoint's weights, those of the best in 32 bits, and a batch, which is of twice as many images.
+
+        Validation needs the batch alone.
+        """
+        count = min(2 * images, len(self._trainer.test_loader.dataset))
+        return self._half + self._weights + count * self._bytes_per_image
+
+    @cached_property
+    def _bytes_per_image(self) -> int:
+        """Peak of tensors in a forward pass over an image of validation, which is as large as its largest."""
+        dataset = self._trainer.test_loader.dataset
+        channels, *sides = dataset[0]["img"].shape
+        shapes = getattr(dataset, "batch_shapes", None)
+        sides = sides if shapes is None else shapes.max(0)
+        image = torch.zeros(1, channels, *map(int, sides), device=self._trainer.device)
+        with torch.no_grad():
+            return tensor_peak_bytes(lambda: self._average(image), [image])
 
 
 def _first(batch: dict[str, Any], count: int) -> dict[str, Any]:

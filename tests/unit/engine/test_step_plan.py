@@ -10,11 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from snugfit._core.profile import ProbeLine, Profile
+from snugfit._core.profile import ProbeLine, ProbePoint, Profile
 from snugfit._engine.step_plan import LibraryStep, StepPlanner, _with_kernels_of_all
 from snugfit.errors import UsageError
 from snugfit.integrations._recomputation import ForwardRecomputation, NoRecomputation
 from snugfit.memory import Baseline, MemoryLimit
+from snugfit.strategies.memory_estimates import with_safety
 
 CPU = torch.device("cpu")
 
@@ -213,6 +214,66 @@ def smallest():
         return {"message": str(error), "restored": restored, "record": planned(error.smallest_bytes)}
 
 
+def copying(memory):
+    """The record of a loop that copies the optimizer's state between steps, four times."""
+    import copy
+
+    import torch
+    from torch import nn
+
+    from snugfit._engine.step_plan import LibraryStep
+    from snugfit.integrations._budget import LoopBudget
+    from snugfit.integrations._recomputation import NoRecomputation
+
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    optimizer, rows = torch.optim.AdamW(model.parameters()), torch.randn(8, 1024)
+
+    def passes(count):
+        model(rows[:count]).square().mean().backward()
+
+    def between(count, states):
+        assert count in (1, 2, 4, 8) and all(each["exp_avg"].is_meta for each in states)
+        return 4 * sum(tensor.nbytes for each in states for tensor in each.values())
+
+    budget = LoopBudget(memory)
+    budget.plan(model, lambda: LibraryStep(model, [optimizer], passes, NoRecomputation(), rows.nbytes, between), 8)
+    budget.start()
+    for _ in range(3):
+        budget.begin(8)
+        passes(8)
+        optimizer.step()
+        model.zero_grad()
+        budget.begin(8)
+        copies = [copy.deepcopy(optimizer.state_dict()) for _ in range(4)]
+        budget.end()
+        del copies
+    budget.close()
+    return vars(budget.record)
+
+
+def smallest_of_copies():
+    """What is too little, and the record of the smallest budget that an error names; steps alone take 20 MB."""
+    import snugfit
+    from snugfit.errors import InfeasibleBudgetError
+
+    snugfit.prepare_process(1)
+    message, least = "", 0
+    try:
+        copying("40MB")
+    except InfeasibleBudgetError as error:  # it keeps the first network
+        message, least = str(error), error.smallest_bytes
+    return {"message": message, "record": copying(least)}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")
+def test_what_a_loop_copies_between_steps_is_planned(fresh_process):
+    found = fresh_process(smallest_of_copies, helpers=(copying,))["smallest_of_copies"]
+    assert "does not fit memory=40.0 MB" in found["message"]
+    record = found["record"]
+    assert record["measured_bytes"] <= record["predicted_bytes"] <= record["budget_bytes"]
+    assert record["predicted_bytes"] < 1.1 * record["measured_bytes"], "four copies of 8.4 MB"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")
 def test_measured_is_at_most_predicted_which_is_at_most_the_budget(fresh_process):
     whole, parts, recomputed = fresh_process(budgets, helpers=(planned,))["budgets"]
@@ -250,3 +311,17 @@ def test_recomputation_is_not_chosen_where_it_saves_no_micro_batch():
 
 def line_of(sample_bytes, seconds):
     return ProbeLine("", 0.0, float(sample_bytes), 0.0, 0.0, seconds)
+
+
+@pytest.mark.parametrize(("second", "most"), [(90_000_000, 66_000_000), (48_000_000, 58_000_000)])
+def test_the_smallest_budget_holds_what_measuring_a_single_size_leaves(second, most):
+    """What the process left, here 8 MB, counts for each of two new sizes, unless a second size can be measured, too."""
+    model = small()
+    planner = StepPlanner(
+        step_of(model, torch.optim.SGD(model.parameters())), 8, MemoryLimit(200_000_000, Baseline(0, 0), CPU), None
+    )
+    points = (ProbePoint(2, 40_000_000, 1.0), ProbePoint(8, second, 1.0))
+    line = ProbeLine("", 40_000_000, 0.0, 0.0, 0.0, 1.0, points, smallest_batch=2, shape_bytes=1e6)
+    wide, before = Profile((), {"": line}, base_bytes=10_000_000), Profile((), start_bytes=2_000_000)
+    assert planner._least(wide, line, before) == pytest.approx(with_safety(0, most), abs=2)
+    assert planner._least(wide, line, before) > planner._predicted(wide, line, 2)

@@ -41,12 +41,23 @@ names = "names: {0: red, 1: green}"
 Path("data.yaml").write_text(f"path: {Path('boxes').resolve()}\\ntrain: images/train\\nval: images/val\\n{names}\\n")
 
 snugfit.prepare_process(1)
-model = YOLO("yolo11n.yaml")
-budget = snugfit.integrations.ultralytics.MemoryBudget(model, "250MB")
-options = {"epochs": 2, "imgsz": 96, "batch": 16, "nbs": 16, "workers": 0}
-model.train(data="data.yaml", device="cpu", plots=False, project="runs", **options)
-record = budget.budget.record
-print(json.dumps([record.micro_batch, record.steps, record.predicted_bytes, record.measured_bytes]))
+
+def train(memory, folder):
+    model = YOLO("yolo11n.yaml")
+    budget = snugfit.integrations.ultralytics.MemoryBudget(model, memory)
+    options = {"epochs": 2, "imgsz": 96, "batch": 16, "nbs": 16, "workers": 0}
+    model.train(data="data.yaml", device="cpu", plots=False, project=folder, **options)
+    record = budget.budget.record
+    return [record.micro_batch, record.steps, record.predicted_bytes, record.measured_bytes]
+
+"""
+ROOMY = 'print(json.dumps(train("250MB", "runs")))'
+SMALLEST = """
+from snugfit.errors import InfeasibleBudgetError
+try:
+    train("160MB", "none")  # it holds a step, but no checkpoint
+except InfeasibleBudgetError as error:
+    print(error.smallest_bytes)
 """
 
 
@@ -65,5 +76,16 @@ def test_what_checkpoints_read_results_with_is_started_before_memory_is_limited(
 
 
 def test_detection_stays_within_what_was_predicted(tmp_path):
-    micro_batch, steps, predicted, measured = json.loads(printed(DETECTION, tmp_path))
+    micro_batch, steps, predicted, measured = json.loads(printed(DETECTION + ROOMY, tmp_path))
     assert (micro_batch, steps) == (16, 6) and 0.7 * predicted < measured <= predicted <= 250_000_000
+
+
+def test_checkpoints_stay_within_what_was_predicted_in_the_smallest_budget(tmp_path):
+    """Near it, copies of weights and of the optimizer's state need more than a step."""
+    for folder in ("less", "least"):
+        (tmp_path / folder).mkdir()
+    least = int(printed(DETECTION + SMALLEST, tmp_path / "less"))
+    trained = f"print(json.dumps(train({least}, 'runs')))"
+    micro_batch, _, predicted, measured = json.loads(printed(DETECTION + trained, tmp_path / "least"))
+    assert micro_batch < 16 and measured <= predicted <= least
+    assert predicted < 1.1 * measured
