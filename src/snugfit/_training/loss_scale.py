@@ -82,7 +82,7 @@ class LossScale:
         }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore a state from :meth:`state`; an empty one, of weights after training, changes nothing.
+        """Restore a state from :meth:`state` (scalars); an empty one, of weights after training, changes nothing.
 
         Raises:
             CheckpointError: a number is absent or impossible.
