@@ -60,9 +60,9 @@ def test_a_first_line_is_enough(shell):
 
 @pytest.mark.parametrize("stream", [">/dev/full", "| true", ">&-"])
 def test_an_error_keeps_its_code_where_its_json_cannot_be_told(stream, shell):
-    found = shell(f"snugfit plan --precision float16 --json {stream}")
+    found = shell(f"snugfit plan --precision float8 --json {stream}")
     assert found.returncode == 2
-    assert found.stderr.startswith("error: unknown --precision 'float16'") and len(found.stderr.splitlines()) == 1
+    assert found.stderr.startswith("error: unknown --precision 'float8'") and len(found.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("command", ["train", "cluster plan --model m --image-size 8 --json"])

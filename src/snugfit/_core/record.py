@@ -19,6 +19,7 @@ class PhaseRecord:
     Attributes:
         tensor_peak_bytes: peak bytes of live tensors in its first step.
         cache_bytes: bytes of activation cache written at its end.
+        predicted_kept_bytes: what of the predicted peak is room for freed memory that the heap keeps for the next step.
     """
 
     name: str
@@ -32,6 +33,7 @@ class PhaseRecord:
     epochs: int
     steps: int
     cache_bytes: int = 0
+    predicted_kept_bytes: int = 0
 
     @property
     def exceeded(self) -> bool:

@@ -295,6 +295,7 @@ class Run:
                 epochs=epochs,
                 steps=steps,
                 cache_bytes=cache_bytes,
+                predicted_kept_bytes=phase.kept_bytes,
             )
         )
         self.emit(PhaseDone(phase.name, phase.peak_bytes, position.phase_peak_bytes, position.phase_seconds))

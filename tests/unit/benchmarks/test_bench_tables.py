@@ -36,8 +36,18 @@ def test_budgets_counts_what_held() -> None:
     assert "measured <= budget: 2 of 3" in found
     assert "measured <= predicted: 2 of 3 runs, 3 of 3 phases" in found
     assert "names a budget that works: 1 of 1" in found
-    assert "predicted <= 1.05 x measured (target 90 %): 33.3 % of runs, 0.0 % of phases" in found
+    assert "predicted without kept <= 1.05 x measured (target 90 %): 33.3 % of runs, 0.0 % of phases" in found
     assert row_of(budgets.render(cells), "blockwise")[-2] == "1.11"
+
+
+def test_budgets_are_tight_without_the_room_for_kept_memory() -> None:
+    roomy = finished("backprop", 1.0, memory="300MB")
+    record = roomy["record"]
+    record["predicted"]["peak_bytes"], record["measured"]["peak_bytes"] = 150_000_000, 98_000_000
+    for phase in record["phases"]:
+        phase |= {"predicted_peak_bytes": 150_000_000, "predicted_kept_bytes": 50_000_000}
+    assert row_of(budgets.render([roomy]), "backprop")[4:8] == ["150.0", "50.0", "98.0", "1.02"]
+    assert "x measured (target 90 %): 100.0 % of runs" in "\n".join(budgets.conclusions([roomy]))
 
 
 def test_budgets_counts_a_named_budget_that_fails() -> None:
