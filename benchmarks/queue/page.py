@@ -65,8 +65,9 @@ Accuracy in percent: mean and standard deviation over seeds. All train by SGD. T
 the longer rungs it first rises for an epoch (of every block, where blocks train one after another). "Equal epochs" is
 the end of every run, "at T" the validation accuracy at equal seconds: T is when the last seed of backprop without a
 cap ends. Of `backprop`, `checkpoint` and `peer` the best epoch counts, of all or by T; of the others the best exit of
-the blocks that are trained by then ("-" before the first). Seconds include profiling and validation. "Gap" is the test
-accuracy less that of backprop without a cap, in points. "Images a step" is the batch; of blocks, which do not
+the blocks that are trained by then ("-" before the first). Seconds include profiling and validation. The machine did
+other work as well, so that the same run may take two or three times as long: they compare arms only roughly. "Gap" is
+the test accuracy less that of backprop without a cap, in points. "Images a step" is the batch; of blocks, which do not
 accumulate, that of each, and the number of modules. A single module is exact, so that what it gains over backprop it
 gains by more steps on smaller batches, and not by local losses. `peer` is a plain PyTorch loop with the largest
 micro-batch that halving finds; its BatchNorm keeps tracked statistics. What is infeasible is tried once.
