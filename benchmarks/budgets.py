@@ -107,7 +107,7 @@ def _needed(record: dict[str, Any]) -> int:
 
 
 def _needed_in(phase: dict[str, Any]) -> int:
-    """The same of a phase; records of versions before 0.3 do not tell it."""
+    """The same of a phase; records of 0.2.0 and earlier do not tell what is kept."""
     return int(phase["predicted_peak_bytes"]) - int(phase.get("predicted_kept_bytes", 0))
 
 
