@@ -18,6 +18,17 @@ from snugfit.errors import SnugfitError
 
 JOB = {"command": "plan", "threads": 1, "quiet": True, "debug": False}
 
+REFUSING = """
+import os
+calls, fork = [], os.fork
+def refuse():
+    calls.append(None)
+    if len(calls) >= {refused}:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return fork()
+os.fork = refuse
+"""
+
 
 @pytest.fixture
 def started(monkeypatch):
@@ -86,6 +97,18 @@ def test_an_import_that_fails_is_told_by_the_job(fakes, tmp_path, monkeypatch):
     (tmp_path / "fake_api.py").write_text("raise ImportError('no torch here')")
     with worker_processes.fork_server(BudgetOptions()) as server, pytest.raises(SnugfitError, match="no torch here"):
         run_job(JOB, server=server)
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+def test_a_process_is_started_where_the_system_refuses_to_fork(snugfit, started, tmp_path, monkeypatch, refused):
+    """The server's own fork is refused, or the second one, of the process between it and the job's."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    fake = (Path(__file__).parent / "fakes" / "fake_api.py").read_text()
+    (tmp_path / "fake_api.py").write_text(f"{fake}\n{REFUSING.format(refused=refused)}")
+    before = psutil.Process().children(recursive=True)
+    assert snugfit("train", "--model", "fresh", "--memory", "100MB", "--json").code == 0
+    assert started == ["serve", "train", "train"]
+    assert psutil.Process().children(recursive=True) == before
 
 
 @pytest.mark.skipif(worker_processes.sys.platform != "linux", reason="nothing is forked")

@@ -35,7 +35,7 @@ def run_job(
     """Run a job in a fresh child process and return its result.
 
     The child writes lines of JSON into a pipe: ``run_dir`` and ``row`` (for ``on_row``) while it works, then ``result``
-    or ``error``. It is forked from the server, if there is one.
+    or ``error``. It is forked from the server, if there is one and the system allows it.
 
     Raises:
         FailedError: the child's own error.
@@ -88,9 +88,13 @@ def _child(job: dict[str, Any], server: ForkServer | None) -> Iterator[tuple[Chi
         os.close(writing)
     try:
         with os.fdopen(reading, encoding="utf-8") as messages:
-            if server is not None and (first := messages.readline()):
-                child.pid = json.loads(first)["pid"]
-            yield child, messages
+            if isinstance(child, ForkedChild) and (first := messages.readline()):
+                child.begin(first)
+            if child.pid == 0:
+                with _child(job, None) as started:
+                    yield started
+            else:
+                yield child, messages
     finally:
         if child.poll() is None:
             child.terminate()

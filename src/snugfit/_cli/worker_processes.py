@@ -93,13 +93,18 @@ class ForkedChild:
     """A forked process, used like a ``subprocess.Popen``.
 
     Attributes:
-        pid: its process id, which it sends first; None before.
+        pid: its process id, which it sends first; None before, and 0 if the system refused to fork.
     """
 
     def __init__(self, server: subprocess.Popen[bytes]) -> None:
         self._server = server
         self.pid: int | None = None
         self._code: int | None = None
+
+    def begin(self, line: str) -> None:
+        """Take the first line of its messages."""
+        pid: int = json.loads(line)["pid"]
+        self.pid, self._code = pid, None if pid else 1
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the process, and to the server, which it ends."""
@@ -164,7 +169,12 @@ def forked_job(descriptor: int, parent: int, api: str) -> tuple[dict[str, Any], 
             text, pipes, *_ = socket.recv_fds(jobs, _MOST_JOB_BYTES, 1)
             if not text:
                 return None
-            if _fork(parent):
+            try:
+                is_forked = _fork(parent)
+            except OSError:
+                is_forked = False
+                os.write(pipes[0], b'{"pid": 0}\n')
+            if is_forked:
                 os.close(alive)
                 _server[:] = [(server, watching)]
                 return json.loads(text), pipes[0]
@@ -175,13 +185,21 @@ def _fork(parent: int) -> bool:
     """Fork a child of the command line's process, which adopts it: that waits for it, and it may outlive the server.
 
     True in the child.
+
+    Raises:
+        OSError: the system has no memory or no process left.
     """
     middle = os.fork()
     if middle:
-        os.waitpid(middle, 0)
+        if os.waitpid(middle, 0)[1]:
+            raise BlockingIOError("the system refused to fork")
         return False
     middle = os.getpid()
-    if os.fork():
+    try:
+        child = os.fork()
+    except OSError:
+        os._exit(1)
+    if child:
         os._exit(0)
     while os.getppid() == middle:
         time.sleep(0.001)
