@@ -10,6 +10,7 @@ import contextlib
 import gc
 import math
 import os
+import re
 import resource
 import sys
 import threading
@@ -30,7 +31,10 @@ from snugfit.memory.heap import set_allocator, trim_heap
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS, _MAPPINGS = Path("/proc/self/clear_refs"), Path("/proc/self/smaps")
-_FIELDS = {"RssAnon": "anon", "RssFile": "file", "RssShmem": "shmem", "VmData": "data", "VmHWM": "high_water"}
+_FIELDS = {b"RssAnon": "anon", b"RssFile": "file", b"RssShmem": "shmem", b"VmData": "data", b"VmHWM": "high_water"}
+_FIELD = re.compile(rb"^(%s):\s*(\d+) kB" % b"|".join(_FIELDS), re.MULTILINE)
+_STATUS_BYTES = 8192
+"""More than the fields and those before them take."""
 _THREAD_STACK_BYTES = 512 * 1024
 _KERNELS_KEPT = 192
 """Number of generated kernels that oneDNN caches; with its default of 1024 their memory grows with every new shape."""
@@ -63,19 +67,18 @@ def has_proc() -> bool:
 
 def read_status() -> MemoryStatus:
     """Read the process's memory; without /proc, psutil's unique (or resident) set replaces RssAnon."""
-    if not has_proc():
+    try:
+        status = os.open(_STATUS, os.O_RDONLY)
+    except FileNotFoundError:
         import psutil
 
         info = psutil.Process().memory_full_info()
         return MemoryStatus(anon=getattr(info, "uss", info.rss))
-    values = {}
-    with _STATUS.open("rb") as status:
-        for line in status:
-            name, _, rest = line.partition(b":")
-            field = _FIELDS.get(name.decode())
-            if field is not None:
-                values[field] = int(rest.split()[0]) * 1024
-    return MemoryStatus(**values)
+    try:
+        text = os.read(status, _STATUS_BYTES)  # several times a step, so not through a file object
+    finally:
+        os.close(status)
+    return MemoryStatus(**{_FIELDS[name]: int(size) * 1024 for name, size in _FIELD.findall(text)})
 
 
 def reset_high_water() -> bool:
