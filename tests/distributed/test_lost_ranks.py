@@ -14,10 +14,10 @@ SLACK = 6.0
 @pytest.mark.parametrize(
     ("what", "lost", "number"),
     [
-        ("sums", 1, signal.SIGKILL),
+        pytest.param("sums", 1, signal.SIGKILL, marks=pytest.mark.slow),
         ("sums", 1, signal.SIGSTOP),
-        ("sums", 0, signal.SIGKILL),
-        ("commands", 0, signal.SIGSTOP),
+        pytest.param("sums", 0, signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("commands", 0, signal.SIGSTOP, marks=pytest.mark.slow),
         ("commands", 1, signal.SIGKILL),
     ],
 )

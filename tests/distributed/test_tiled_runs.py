@@ -51,7 +51,13 @@ def assert_near(found, wanted, weights=2e-5):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("options", [("--recompute", "on", "--tiles", "2x2"), ("--rest", "replicated")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--recompute", "on", "--tiles", "2x2"), marks=pytest.mark.slow),
+        ("--rest", "replicated"),
+    ],
+)
 def test_all_processes_evaluate_the_kept_weights(tmp_path, monkeypatch, options):
     """At this rate the seventh of eight epochs is the best: one process measures what all of them did."""
     launch = (*LAUNCH, "--processes", "2", "--max-restarts", "0", "--")
@@ -85,8 +91,8 @@ def lose(launch, rank, number, run, epoch):
     ("rank", "number", "options"),
     [
         (0, signal.SIGKILL, ("--replicas", "2")),
-        (1, signal.SIGSTOP, ("--rest", "gateway")),
-        (1, signal.SIGKILL, ("--rest", "replicated")),
+        pytest.param(1, signal.SIGSTOP, ("--rest", "gateway"), marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGKILL, ("--rest", "replicated"), marks=pytest.mark.slow),
     ],
 )
 def test_a_launch_that_loses_a_process_starts_again_and_goes_on(tmp_path, alone, rank, number, options):

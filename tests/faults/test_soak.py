@@ -15,7 +15,11 @@ from benchmarks.soak_faults import FAULTS, Reference, Trial
 from benchmarks.soak_runs import MARK, Place, leftovers, names_in, orphans, weights_of
 
 SMALL = {"data": "digits", "max_train": 128, "max_val": 40, "epochs": 2}
-TRIALS = [("blockwise", "killed", 4), ("backprop", "interrupted", 10), ("lls-mxm", "small files", 0)]
+TRIALS = [
+    ("backprop", "interrupted", 10),
+    pytest.param("blockwise", "killed", 4, marks=pytest.mark.slow),
+    pytest.param("lls-mxm", "small files", 0, marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,8 @@
 """Defects of torch: that they are there, and that no package of the project lets training meet them."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from forked import run_copies
 from torch import nn
 
 from snugfit._upstream import GROUP_NORM_MENDED, kept_shared, shared_names, to_channels_last
@@ -27,20 +25,15 @@ LAYOUTS = {
 }
 
 
-def run(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-
-
 def test_the_versions_of_torch_that_crash_are_the_ones_that_are_named():
     """Once the least torch that the project asks for does not crash, the mend can go."""
-    crashes = torch.__version__ < GROUP_NORM_MENDED
-    assert run(CRASH).returncode == (-11 if crashes else 0)
+    ((code, said),) = run_copies("import torch", CRASH)
+    assert (code, said) == ((-11, "") if torch.__version__ < GROUP_NORM_MENDED else (0, "alive\n"))
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_package_that_runs_networks_mends_group_norm(package):
-    done = run(f"import snugfit.{package}\n{CRASH}")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")
+def test_every_package_that_runs_networks_mends_group_norm():
+    found = run_copies("import torch", *(f"import snugfit.{package}\n{CRASH}" for package in PACKAGES))
+    assert found == [(0, "alive\n")] * len(PACKAGES)
 
 
 def gradients(layer, images, upper):

@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 import torch
+from forked import run_copies
 from torch.fx.experimental import symbolic_shapes
 
 from snugfit.memory import deferred_imports, process
@@ -36,19 +37,6 @@ schedule.step()
 """
 
 
-FORKED = """
-import os
-failed = []
-for case in CASES:
-    if not (child := os.fork()):
-        exec(case, globals())
-        os._exit(0)
-    if os.waitpid(child, 0)[1]:
-        failed.append(case)
-assert not failed, failed
-"""
-
-
 def run(*parts):
     code = "\n".join(textwrap.dedent(part) for part in parts)
     subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
@@ -56,7 +44,8 @@ def run(*parts):
 
 def run_each(*cases):
     """Run each behind EAGER and OPTIM, in a copy of a process that has imported torch alone."""
-    run(EAGER, f"CASES = {[OPTIM + textwrap.dedent(case) for case in cases]!r}", FORKED)
+    found = run_copies(EAGER, *(OPTIM + textwrap.dedent(case) for case in cases))
+    assert [code for code, _ in found] == [0] * len(cases)
 
 
 def test_eager_code_loads_neither_dynamo_nor_sympy():

@@ -101,9 +101,15 @@ def test_every_norm_in_tiles_is_told_with_the_pixels_that_it_reads(name):
     assert len(read) > 10 and read == norms
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize(("profile", "mapped"), [(one_group, True), (every_cut, False)])
+@pytest.mark.parametrize(
+    ("name", "training", "profile", "mapped"),
+    [
+        ("resnet18", True, one_group, True),
+        ("resnet18", False, every_cut, False),
+        ("mobilenet_v2", False, one_group, True),
+        ("mobilenet_v2", True, every_cut, False),
+    ],
+)
 def test_models_by_name(name, training, profile, mapped, folder):
     """The stem ends where a pool reads the whole map; what is behind it runs as it is."""
     torch.manual_seed(0)
