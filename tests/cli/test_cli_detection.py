@@ -112,6 +112,7 @@ def test_load_gives_a_plain_module_whose_boxes_the_run_names(place):
     assert architecture.class_names == tiny_boxes.NAMES
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_like_one_that_was_left_alone(place, tmp_path):
     """A copy of the run, cut back to its start by taking away what it had learned."""
     again = tmp_path / "again"

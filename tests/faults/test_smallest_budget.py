@@ -27,7 +27,7 @@ def train(folder: Path, memory: str, *more: str) -> tuple[int, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("strategy", "model", "least", "most"),
     [
-        ("sidenet", "tiny_nets:cnn", 8_000_000, 20_000_000),
+        pytest.param("sidenet", "tiny_nets:cnn", 8_000_000, 20_000_000, marks=pytest.mark.slow),
         pytest.param("sidenet", "mobilenet_v2", 20_000_000, 60_000_000, marks=pytest.mark.slow),
         pytest.param("checkpoint", "mobilenet_v2", 20_000_000, 60_000_000, marks=pytest.mark.slow),
     ],

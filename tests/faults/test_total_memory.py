@@ -117,6 +117,7 @@ def test_auto_stays_within_the_control_group_and_nothing_is_killed(tmp_path):
         assert counts(group / "memory.events").get("oom_kill", 0) == 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_total_of_its_plan(tmp_path):
     folder = tmp_path / "run"
     process = start("train", *RUN, "--epochs", "15", "--total-memory", "450MB", "--out", str(folder))

@@ -28,6 +28,7 @@ def run_in_budgets():
     return [free, run_in(int(least * 1.75)), run_in(int(least * 1.2))]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the thresholds are glibc's")
 def test_measured_is_at_most_predicted_which_is_at_most_the_budget(fresh_process, tmp_path):
     found = fresh_process(run_in_budgets, helpers=(run_in,), folder=tmp_path)["run_in_budgets"]

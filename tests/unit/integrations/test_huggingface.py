@@ -116,7 +116,7 @@ def assert_bounded(record):
 
 
 def test_a_budget_holds_and_weights_are_those_of_the_whole_batch(fresh_process):
-    whole, parts = found = fresh_process(fitted, helpers=(trainer_of, compared), timeout=250)["fitted"]
+    whole, parts = found = fresh_process(fitted, helpers=(trainer_of, compared))["fitted"]
     for record in found:
         assert_bounded(record)
         assert record["distance"] < 1e-10
@@ -126,7 +126,7 @@ def test_a_budget_holds_and_weights_are_those_of_the_whole_batch(fresh_process):
 
 
 def test_an_impossible_budget_says_what_is_needed(fresh_process):
-    found = fresh_process(refused, helpers=(trainer_of, compared, refusal), timeout=250)["refused"]
+    found = fresh_process(refused, helpers=(trainer_of, compared, refusal))["refused"]
     assert "ViTForImageClassification does not fit memory=9.0 MB" in found["message"] and found["restored"]
     assert_bounded(found["record"])
 

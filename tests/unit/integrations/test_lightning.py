@@ -168,7 +168,7 @@ def assert_bounded(record):
 
 
 def test_a_budget_holds_and_weights_are_those_of_the_whole_batch(fresh_process):
-    found = fresh_process(fitted, helpers=HELPERS, timeout=250)["fitted"]
+    found = fresh_process(fitted, helpers=HELPERS)["fitted"]
     for record in found:
         assert_bounded(record)
         assert record["accumulates"] == 1, "the trainer is left as it was"
@@ -180,7 +180,7 @@ def test_a_budget_holds_and_weights_are_those_of_the_whole_batch(fresh_process):
 
 
 def test_an_impossible_budget_says_what_is_needed(fresh_process):
-    found = fresh_process(refused, helpers=(*HELPERS, refusal), timeout=250)["refused"]
+    found = fresh_process(refused, helpers=(*HELPERS, refusal))["refused"]
     assert "Module does not fit memory=9.0 MB" in found["message"] and found["restored"]
     assert_bounded(found["record"])
 
