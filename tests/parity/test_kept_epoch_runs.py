@@ -49,6 +49,8 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "tiles": {"strategy": "tiled", "tiles": "2x2"},
 }  # fmt: skip
+SLOW = ("backprop", "checkpoint", "feedback", "pruned", "tiles")
+"""Kinds that other tests of this file have, or whose epochs the same code validates as those of quick ones."""
 FALLING = (0.25, 0.75, 0.5, 0.25)
 """Validation accuracies that stand in for the true ones, so that the second epoch is the best."""
 
@@ -83,7 +85,9 @@ def short_run(tmp_path_factory: pytest.TempPathFactory) -> Once:
     return cache(lambda kind: train(tmp_path_factory.mktemp("runs") / "short", **{**RUNS[kind], **ends}))
 
 
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in SLOW else kind for kind in RUNS]
+)
 def test_the_best_epoch_is_a_run_that_ends_with_it(tmp_path: Path, best_run: Once, short_run: Once, kind: str) -> None:
     (best, record), (short, there) = best_run(kind), short_run(kind)
     last, _ = train(tmp_path / "last", **{**RUNS[kind], "keep": "last"})
@@ -96,7 +100,7 @@ def test_the_best_epoch_is_a_run_that_ends_with_it(tmp_path: Path, best_run: Onc
     assert snugfit.verify(folder).sound and not (folder / "best").exists()
 
 
-@pytest.mark.parametrize("strategy", ["backprop", "checkpoint"])
+@pytest.mark.parametrize("strategy", ["backprop", pytest.param("checkpoint", marks=pytest.mark.slow)])
 def test_a_run_without_patience_left_is_finished_with_its_best_epoch(
     tmp_path: Path, short_run: Once, strategy: str
 ) -> None:
@@ -115,8 +119,14 @@ def test_a_run_without_patience_left_is_finished_with_its_best_epoch(
     assert resumed.kept == record.kept and resumed.accuracy == record.accuracy
 
 
-@pytest.mark.parametrize("kind", ["backprop", "elastic", "side network"])
-@pytest.mark.parametrize(("event", "count"), [(StepDone, 6), (StepDone, 10), (EpochDone, 4)])
+@pytest.mark.parametrize(
+    ("kind", "event", "count"),
+    [
+        pytest.param(kind, *stop, marks=[] if row == column else pytest.mark.slow)
+        for row, kind in enumerate(("averaged", "elastic", "side network"))
+        for column, stop in enumerate(((StepDone, 6), (StepDone, 10), (EpochDone, 4)))
+    ],
+)
 def test_a_stopped_run_keeps_the_same_epoch(
     tmp_path: Path, best_run: Once, kind: str, event: type[Event], count: int
 ) -> None:
