@@ -21,6 +21,8 @@ import snugfit
 from snugfit._core.registry import strategies
 from snugfit.errors import InfeasibleBudgetError, ModelError, UsageError
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 OPTIONS: dict[str, Any] = {
     "strategy": "backprop", "epochs": 2, "batch_size": 8, "threads": 1, "schedule": "constant", "seed": 3,
     "augment": False,
