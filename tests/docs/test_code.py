@@ -1,6 +1,5 @@
 """The code in the documents and the examples runs as it stands."""
 
-import os
 import re
 import subprocess
 import sys
@@ -10,6 +9,8 @@ import pytest
 from command_line import NETWORKS
 from pages import PAGES, ROOT, code_blocks, name
 from PIL import Image
+
+BACKPROP = ROOT / "docs/methods/backprop.md"
 
 
 def run(code: str, folder) -> str:
@@ -26,17 +27,57 @@ def run_example(name: str, folder) -> str:
     return run((ROOT / "examples" / f"{name}.py").read_text(), folder)
 
 
-UNBUDGETED = tuple(f"own_loop_with_{part}" for part in ("lean", "local", "selection", "surgery", "tiling"))
-"""Examples without a memory budget, which counts from a process's start: these share a process."""
+def page_code(page: str) -> str:
+    return "\n".join(code_blocks(ROOT / "docs" / f"{page}.md", "python"))
+
+
+def trained(out: str, **options: object) -> str:
+    """Code of a short run, as the pages have it before their scripts."""
+    options |= {"epochs": 1, "strategy": "backprop"}
+    return f"import snugfit\nsnugfit.plan(**{options}).run((), out={out!r})\n"
+
+
+def unbudgeted_scripts() -> dict[str, str]:
+    """Scripts without a memory budget, or that only plan in one: a budget counts from a process's start."""
+    parts = ("lean", "local", "selection", "surgery", "tiling")
+    scripts = {part: (ROOT / "examples" / f"own_loop_with_{part}.py").read_text() for part in parts}
+    for page in ("methods/tiled", "howto/several_labels", "profiling"):
+        scripts[page] = page_code(page)
+    planned = [f"{block}\nassert plan.plan.choice is not None\n" for block in code_blocks(BACKPROP, "python")]
+    scripts["methods/backprop"] = "".join(planned)
+    prepared, several = code_blocks(ROOT / "docs/data_and_models.md", "python")
+    prepared += "\nassert plan.plan.workload.input_shape == (3, 24, 40) and plan.plan.choice is not None\n"
+    several += "\nassert len(plan.plan.workload.inputs) == 3 and plan.plan.choice is not None\n"
+    scripts["data_and_models"] = prepared + several
+    first = trained("runs/first", model="smallconv", data="digits", image_size=8, max_train=32)
+    scripts["howto/finished_runs"] = first + page_code("howto/finished_runs")
+    boxes = trained("runs/boxes", task="detect", model="tiny_nets:detector", data="boxes", image_size=32)
+    scripts["detection"] = boxes + page_code("detection")
+    return scripts
 
 
 @pytest.fixture(scope="module")
 def unbudgeted(tmp_path_factory) -> dict[str, str]:
-    """What each of them printed."""
-    paths = [str(ROOT / "examples" / f"{name}.py") for name in UNBUDGETED]
-    code = f"import runpy\nfor path in {paths}:\n    print('=====')\n    runpy.run_path(path, run_name='__main__')\n"
-    printed = run(code, tmp_path_factory.mktemp("unbudgeted")).split("=====\n")[1:]
-    return dict(zip(UNBUDGETED, printed, strict=True))
+    """What each of them printed, in one process, with a folder for each."""
+    folder = tmp_path_factory.mktemp("unbudgeted")
+    scripts = unbudgeted_scripts()
+    for number, code in enumerate(scripts.values()):
+        (folder / str(number)).mkdir()
+        (folder / str(number) / "script.py").write_text(code)
+    write_boxes(folder / str(list(scripts).index("detection")) / "boxes")
+    code = f"import os, runpy, sys\nsys.path.append({str(NETWORKS)!r})\nfor number in range({len(scripts)}):\n"
+    code += f"    print('=====')\n    os.chdir(f'{folder}/{{number}}')\n"
+    code += "    runpy.run_path('script.py', run_name='__main__')\n"
+    return dict(zip(scripts, run(code, folder).split("=====\n")[1:], strict=True))
+
+
+def write_boxes(folder: Path) -> None:
+    """A data set of four images with a box each."""
+    for part in ("images", "labels"):
+        (folder / part / "train").mkdir(parents=True)
+    for number in range(4):
+        Image.new("RGB", (32, 32), (number, 0, 0)).save(folder / "images" / "train" / f"{number}.png")
+        (folder / "labels" / "train" / f"{number}.txt").write_text("0 0.5 0.5 0.2 0.3\n")
 
 
 def numbers(text: str, unit: str) -> list[float]:
@@ -89,20 +130,20 @@ def test_own_loop_with_memory(tmp_path):
 
 
 def test_own_loop_with_lean(unbudgeted):
-    printed = unbudgeted["own_loop_with_lean"]
+    printed = unbudgeted["lean"]
     before, after = numbers(printed.splitlines()[0], "MB")
     assert after < 0.7 * before
     assert "same weights after training: True\nplain again: True" in printed
 
 
 def test_own_loop_with_local(unbudgeted):
-    printed = unbudgeted["own_loop_with_local"]
+    printed = unbudgeted["local"]
     exits = numbers(printed, "%")
     assert len(exits) == 2 and min(exits) > 60, "ten classes"
 
 
 def test_own_loop_with_selection(unbudgeted):
-    printed = unbudgeted["own_loop_with_selection"]
+    printed = unbudgeted["selection"]
     told = re.findall(r"^trains for (\d+)% of a full step: (.+)$", printed, re.MULTILINE)
     assert len(told) == 3
     assert all(int(share) <= 80 and "11.weight 11.bias" in names for share, names in told)
@@ -110,7 +151,7 @@ def test_own_loop_with_selection(unbudgeted):
 
 
 def test_own_loop_with_surgery(unbudgeted):
-    printed = unbudgeted["own_loop_with_surgery"]
+    printed = unbudgeted["surgery"]
     assert "widths [8, 16, 24], same outputs: True\nsame outputs with the side network: True" in printed
     trained, full = map(int, re.search(r"trains: (\d+) of (\d+) parameters", printed).groups())
     assert trained < full
@@ -119,7 +160,7 @@ def test_own_loop_with_surgery(unbudgeted):
 
 
 def test_own_loop_with_tiling(unbudgeted):
-    lines = unbudgeted["own_loop_with_tiling"].splitlines()
+    lines = unbudgeted["tiling"].splitlines()
     assert len(lines) == 3
     for line in lines:
         assert float(re.search(r"differ by (\S+) of", line)[1]) < 1e-10
@@ -151,64 +192,31 @@ def test_python_of_a_page(page, tmp_path):
     assert list(tmp_path.glob("runs/*/model.safetensors"))
 
 
-def train(folder: Path, out: str, *options: str) -> None:
-    """A short run, as the pages have it before their scripts."""
-    common = ("--epochs", "1", "--memory", "300MB", "--strategy", "backprop", "--quiet", "--out", out)
-    command = [sys.executable, "-c", "from snugfit._cli import main; main()", "train", *common, *options]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=250)
-
-
-def test_python_of_finished_runs(tmp_path):
-    train(tmp_path, "runs/first", "--model", "smallconv", "--data", "digits", "--image-size", "8", "--max-train", "32")
-    shape, accuracy, sound = run(code_blocks(ROOT / "docs/howto/finished_runs.md", "python")[0], tmp_path).splitlines()
+def test_python_of_finished_runs(unbudgeted):
+    shape, accuracy, sound = unbudgeted["howto/finished_runs"].splitlines()
     assert shape == "torch.Size([1, 10])" and 0 <= float(accuracy.split()[-1]) <= 1 and sound.endswith("True")
 
 
-def test_python_of_detection(tmp_path, monkeypatch):
-    for part in ("images", "labels"):
-        (tmp_path / "boxes" / part / "train").mkdir(parents=True)
-    for number in range(4):
-        Image.new("RGB", (32, 32), (number, 0, 0)).save(tmp_path / "boxes" / "images" / "train" / f"{number}.png")
-        (tmp_path / "boxes" / "labels" / "train" / f"{number}.txt").write_text("0 0.5 0.5 0.2 0.3\n")
-    monkeypatch.setenv("PYTHONPATH", str(NETWORKS), prepend=os.pathsep)
-    train(
-        tmp_path,
-        "runs/boxes",
-        "--task",
-        "detect",
-        "--model",
-        "tiny_nets:detector",
-        "--data",
-        "boxes",
-        "--image-size",
-        "32",
-    )
-    printed = run(code_blocks(ROOT / "docs/detection.md", "python")[0], tmp_path)
-    assert printed.startswith("tensor(")
+def test_python_of_detection(unbudgeted):
+    assert unbudgeted["detection"].startswith("tensor(")
 
 
-def test_python_of_tiles(tmp_path):
-    assert "tiled" in run(code_blocks(ROOT / "docs/methods/tiled.md", "python")[0], tmp_path)
+def test_python_of_tiles(unbudgeted):
+    assert "tiled" in unbudgeted["methods/tiled"]
 
 
-def test_python_of_own_losses_schedules_and_metrics(tmp_path):
-    blocks = code_blocks(ROOT / "docs/methods/backprop.md", "python")
-    run("".join(f"{block}\nassert plan.plan.choice is not None\n" for block in blocks), tmp_path)
+def test_python_of_several_labels(unbudgeted):
+    assert 0 <= float(unbudgeted["howto/several_labels"]) <= 1
 
 
-def test_python_of_own_data(tmp_path):
-    prepared, several = code_blocks(ROOT / "docs/data_and_models.md", "python")
-    first = f"{prepared}\nassert plan.plan.workload.input_shape == (3, 24, 40) and plan.plan.choice is not None\n"
-    run(f"{first}{several}\nassert len(plan.plan.workload.inputs) == 3 and plan.plan.choice is not None", tmp_path)
-
-
-def test_python_of_several_labels(tmp_path):
-    assert 0 <= float(run(code_blocks(ROOT / "docs/howto/several_labels.md", "python")[0], tmp_path)) <= 1
-
-
-def test_python_of_an_estimate(tmp_path):
-    printed = run(code_blocks(ROOT / "docs/profiling.md", "python")[0], tmp_path)
+def test_python_of_an_estimate(unbudgeted):
+    printed = unbudgeted["profiling"]
     assert "what would lower" in printed and int(printed.split()[-1]) > 0
+
+
+@pytest.mark.parametrize("page", ["methods/backprop", "data_and_models"])
+def test_python_that_plans(page, unbudgeted):
+    assert page in unbudgeted, "its own assertions hold"
 
 
 def test_no_page_is_left_out():
