@@ -50,6 +50,11 @@ def one_unit_network() -> nn.Module:
     return nn.Sequential(*unit, nn.Flatten(), nn.Linear(8 * 16, 10))
 
 
+def slow(*rows: Any) -> list[Any]:
+    """Rows whose parts quick rows have, too."""
+    return [pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.slow) for row in rows]
+
+
 THREE_BLOCKS = ((0, 0, 16), (1, 1, 32), (2, 2, 24))
 
 
@@ -123,7 +128,7 @@ def test_backprop_is_the_loop_anyone_would_write(tmp_path: Path) -> None:
     assert_same(plain, ours, tolerance=1e-4)
 
 
-@pytest.mark.parametrize("settings", [{"cache_dtype": "float32"}, {"cache_dtype": "float32", "views": 2}])
+@pytest.mark.parametrize("settings", [{"cache_dtype": "float32"}, *slow({"cache_dtype": "float32", "views": 2})])
 def test_cached_activations_are_the_recomputed_ones(tmp_path: Path, once: Once, settings: dict[str, object]) -> None:
     """Without augmentation a cache and the trained units say the same; so do the blocks trained on them."""
     cached, record = train_in_blocks(tmp_path / "a", cache="always", augment=False, **settings)
@@ -134,30 +139,46 @@ def test_cached_activations_are_the_recomputed_ones(tmp_path: Path, once: Once, 
     assert_same(cached, recomputed, tolerance=1e-5)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"strategy": "backprop"},
-        {"strategy": "backprop", "optimizer_state": "int8"},
-        {"strategy": "checkpoint", "optimizer": "adamw", "optimizer_state": "int8"},
-        {"strategy": "backprop", "optimizer_state": "bfloat16"},
-        {"strategy": "backprop", "activations": "int8"},
-        {"strategy": "backprop", "activations": "int4"},
-        {"strategy": "backprop", "optimizer_state": "int8", "weight_dtype": "bfloat16"},
-        {"strategy": "checkpoint", "optimizer": "adamw", "weight_dtype": "bfloat16", "precision": "bfloat16"},
-        {"strategy": "backprop", "precision": "float16"},
-        {"strategy": "checkpoint", "precision": "float16", "optimizer": "adamw", "optimizer_state": "int8"},
-        {"strategy": "checkpoint", "class_weights": "balanced"},
-        {"strategy": "checkpoint", "loss": "focal", "focal_gamma": 0.5},
-        {"strategy": "backprop", "clip_norm": 0.5, "schedule": "one-cycle"},
-        {"strategy": "checkpoint", "schedule": "step"},
-        {"strategy": "backprop", "ema": 0.9},
-        {"strategy": "backprop", "mixup": 0.4, "cutmix": 1.0},
-        {"strategy": "checkpoint", "ema": 0.9, "optimizer": "adamw", "optimizer_state": "int8"},
-        *({"strategy": "feedback", "feedback_rule": rule} for rule in ("dfa", "drtp", "pepita")),
-    ],
-    ids=lambda options: "-".join(map(str, options.values())),
-)
+QUICK: list[dict[str, Any]] = [
+    {"strategy": "backprop"},
+    {
+        "strategy": "backprop", "clip_norm": 0.5, "schedule": "one-cycle", "mixup": 0.4, "cutmix": 1.0,
+        "activations": "int4", "optimizer_state": "bfloat16",
+    },
+    {
+        "strategy": "checkpoint", "optimizer": "adamw", "weight_dtype": "bfloat16", "precision": "bfloat16",
+        "loss": "focal", "focal_gamma": 0.5,
+    },
+    {
+        "strategy": "checkpoint", "precision": "float16", "optimizer": "adamw", "optimizer_state": "int8", "ema": 0.9,
+        "schedule": "step", "class_weights": "balanced",
+    },
+    {"strategy": "feedback", "feedback_rule": "dfa"},
+]  # fmt: skip
+"""Everything that a checkpoint may hold, several things a run: each alone is slow."""
+ALONE = [
+    {"strategy": "backprop", "optimizer_state": "int8"},
+    {"strategy": "checkpoint", "optimizer": "adamw", "optimizer_state": "int8"},
+    {"strategy": "backprop", "optimizer_state": "bfloat16"},
+    {"strategy": "backprop", "activations": "int8"},
+    {"strategy": "backprop", "activations": "int4"},
+    {"strategy": "backprop", "optimizer_state": "int8", "weight_dtype": "bfloat16"},
+    {"strategy": "checkpoint", "optimizer": "adamw", "weight_dtype": "bfloat16", "precision": "bfloat16"},
+    {"strategy": "backprop", "precision": "float16"},
+    {"strategy": "checkpoint", "precision": "float16", "optimizer": "adamw", "optimizer_state": "int8"},
+    {"strategy": "checkpoint", "class_weights": "balanced"},
+    {"strategy": "checkpoint", "loss": "focal", "focal_gamma": 0.5},
+    {"strategy": "backprop", "clip_norm": 0.5, "schedule": "one-cycle"},
+    {"strategy": "checkpoint", "schedule": "step"},
+    {"strategy": "backprop", "ema": 0.9},
+    {"strategy": "backprop", "mixup": 0.4, "cutmix": 1.0},
+    {"strategy": "checkpoint", "ema": 0.9, "optimizer": "adamw", "optimizer_state": "int8"},
+    {"strategy": "feedback", "feedback_rule": "drtp"},
+    {"strategy": "feedback", "feedback_rule": "pepita"},
+]
+
+
+@pytest.mark.parametrize("options", [*QUICK, *slow(*ALONE)], ids=lambda options: "-".join(map(str, options.values())))
 def test_a_resumed_whole_network_is_uninterrupted(tmp_path: Path, options: dict[str, Any]) -> None:
     """Random matrices of feedback rules, too, are those of before."""
     whole = train(tmp_path / "whole", network_with_dropout, **options)
@@ -179,8 +200,13 @@ def dropping_network() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(12 * 16, 10))
 
 
-@pytest.mark.parametrize("strategy", ["backprop", "blockwise"])
-@pytest.mark.parametrize("stop", [2, 3, 4, 6])
+@pytest.mark.parametrize(
+    ("strategy", "stop"),
+    [
+        *(("backprop", 3), ("blockwise", 4)),
+        *slow(("backprop", 2), ("backprop", 4), ("backprop", 6), ("blockwise", 2), ("blockwise", 3), ("blockwise", 6)),
+    ],
+)
 def test_resumed_averaging_is_uninterrupted(tmp_path: Path, once: Once, strategy: str, stop: int) -> None:
     """Within an epoch, where a checkpoint holds averaged weights beside the trained ones, and at the end of both."""
     units = {"local_loss": "lls-mxm", "module_units": "1"} if strategy == "blockwise" else {}
@@ -196,7 +222,10 @@ def test_resumed_averaging_is_uninterrupted(tmp_path: Path, once: Once, strategy
 
 @pytest.mark.parametrize(
     ("kind", "count"),
-    [(StepDone, 3), (StepDone, 14), (CacheProgress, 2), (CacheProgress, 8), (PhaseDone, 1), (PhaseDone, 2)],
+    [
+        *((StepDone, 14), (CacheProgress, 8), (PhaseDone, 1)),
+        *slow((StepDone, 3), (CacheProgress, 2), (PhaseDone, 2)),
+    ],
 )
 def test_resumed_blocks_are_uninterrupted(tmp_path: Path, once: Once, kind: type[Event], count: int) -> None:
     """Stopped within a block, while its outputs are written, and between two blocks."""
@@ -208,7 +237,7 @@ def test_resumed_blocks_are_uninterrupted(tmp_path: Path, once: Once, kind: type
     assert not list((tmp_path / "stopped" / "cache").glob("*"))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "uint8"])
+@pytest.mark.parametrize("dtype", ["float16", "uint8", *slow("bfloat16")])
 def test_smaller_cache_types_train_nearly_alike(tmp_path: Path, once: Once, dtype: str) -> None:
     exact, _ = once("exact", lambda folder: train_in_blocks(folder, cache_dtype="float32"))
     rounded, _ = train_in_blocks(tmp_path / "b", cache_dtype=dtype)
