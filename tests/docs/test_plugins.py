@@ -47,6 +47,11 @@ WORK = {"model": "tiny", "data": "digits", "image_size": 8, "max_train": 64, "ma
         "epochs": 2, "memory": "100MB", "threads": 1, "profile_cache": "off"}  # fmt: skip
 OPTIONS = {"strategy": "head-only", "trained_units": 1, "feature_scale": 0.5}
 LOCAL = {"strategy": "blockwise", "module_units": "1", "local_loss": "mean-only"}
+TRAIN = """
+import json, snugfit
+for out, options in {runs}.items():
+    print(json.dumps(snugfit.plan(**options).run((), out=out).to_json()))
+"""
 STOP = """
 import snugfit, sys
 flag = snugfit.StopFlag()
@@ -65,9 +70,9 @@ except snugfit.errors.InterruptedRunError:
 LOAD = """
 import snugfit, torch
 first, second, local = (snugfit.load(run) for run in ("trained", {second!r}, "local"))
-print(*(net(torch.zeros(2, 1, 8, 8)).shape == (2, 10) for net in (first, second, local)))
-states = first.state_dict(), second.state_dict()
-print(states[0].keys() == states[1].keys() and all(torch.equal(states[0][key], states[1][key]) for key in states[0]))
+shapes = [net(torch.zeros(2, 1, 8, 8)).shape == (2, 10) for net in (first, second, local)]
+one, other = first.state_dict(), second.state_dict()
+print(*shapes, one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one))
 """
 
 
@@ -149,35 +154,38 @@ def installed(tmp_path):
     return Installation(tmp_path, site)
 
 
-def take_part(place: Installation) -> None:
-    """The command line names the options, and trains with the strategy, and with the local loss and the model."""
+def take_part(place: Installation, record: dict, local: dict) -> None:
+    """The command line names the options; records are of the strategy, and of the local loss and the model."""
     shown = place.snugfit("train", "--help-all")
     assert "--trained-units" in shown and "--feature-scale" in shown and "head-only" in shown
-    record = json.loads(place.snugfit("train", "--config", place.config(OPTIONS), "--out", "trained", "--json"))
     assert record["strategy"] == "head-only" and record["measured"]["peak_bytes"] <= record["predicted"]["peak_bytes"]
     assert (record["settings"]["trained_units"], record["settings"]["feature_scale"]) == (1, 0.5)
-    record = json.loads(place.snugfit("train", "--config", place.config(LOCAL), "--out", "local", "--json"))
-    assert record["settings"]["local_loss"] == "mean-only" and record["exit"]
+    assert local["settings"]["local_loss"] == "mean-only" and local["exit"]
 
 
 @pytest.mark.timeout(600)
 def test_what_is_added_to_folders_takes_part(folder):
     """It is found in another way than an installed package; what is done with it then, is tested there."""
-    take_part(folder)
-    assert folder.python("-c", LOAD.format(second="trained")).split() == ["True"] * 4
+    runs = {"trained": {**WORK, **OPTIONS}, "local": {**WORK, **LOCAL}}
+    *records, loaded = folder.python("-c", TRAIN.format(runs=runs) + LOAD.format(second="trained")).splitlines()
+    take_part(folder, *map(json.loads, records))
+    assert loaded.split() == ["True"] * 4
 
 
 @pytest.mark.timeout(600)
 def test_an_installed_package_takes_part_in_everything(installed):
-    take_part(installed)
+    trained = installed.snugfit("train", "--config", installed.config(OPTIONS), "--out", "trained", "--json")
+    code = TRAIN.format(runs={"local": {**WORK, **LOCAL}}) + STOP.format(options={**WORK, **OPTIONS})
+    local, *stopped = installed.python("-c", code).splitlines()
+    assert stopped == ["True", "stopped"]
+    take_part(installed, json.loads(trained), json.loads(local))
     done = installed.process("-m", "snugfit", "plan", "--config", installed.config(OPTIONS), "--json")
     plan = json.loads(done.stdout)
     chosen = plan["candidates"][plan["chosen"]]
     assert chosen["strategy"] == "head-only" and "trains 1 units" in done.stderr
     assert (chosen["settings"]["trained_units"], chosen["settings"]["feature_scale"]) == (1, 0.5)
-    assert installed.python("-c", STOP.format(options={**WORK, **OPTIONS})).split() == ["True", "stopped"]
-    installed.snugfit("train", "--resume", "stopped", "--quiet")
-    assert installed.python("-c", LOAD.format(second="stopped")).split() == ["True"] * 4
+    code = "import snugfit\nsnugfit.resume('stopped', ())\n" + LOAD.format(second="stopped")
+    assert installed.python("-c", code).split() == ["True"] * 4
 
 
 def test_a_package_that_cannot_be_imported_is_left_out_with_a_warning(installed):
