@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from two_processes import run_in_two
+from row_runs import run_rows, selected, table
 
 from snugfit.local import LOCAL_LOSSES
 
 BUDGET = 60_000_000
-LOSSES = [*LOCAL_LOSSES, "lls:basis=random,stored=false", "lls-mxm:basis=cosine,mode=paper,frequencies=spread"]
+VARIANTS = ["lls:basis=random,stored=false", "lls-mxm:basis=cosine,mode=paper,frequencies=spread"]
+LOSSES = [*LOCAL_LOSSES, *VARIANTS]
 
 SCRIPT = """
 import json, os, signal, sys
@@ -69,13 +70,13 @@ json.dump(found, open(folder / "found.json", "w"))
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Every local loss, trained outside the process of the tests."""
-    return run_in_two(SCRIPT, dict.fromkeys(LOSSES), tmp_path_factory.mktemp("runs"), timeout=600)
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Every selected local loss, trained outside the process of the tests."""
+    return run_rows(SCRIPT, selected(request, dict.fromkeys(LOSSES)), tmp_path_factory.mktemp("runs"), timeout=600)
 
 
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", table(LOSSES, VARIANTS))
 class TestEveryLocalLoss:
     def test_trains(self, found: dict[str, Any], loss: str) -> None:
         exits = found[loss]["record"]["exits"]

@@ -8,10 +8,42 @@ from typing import Any
 
 import pytest
 import tiny_boxes
+from row_runs import PREPARED, run_rows, selected, table
 from strategy_rows import ROWS
-from two_processes import PREPARED, run_in_two
 
 BUDGET = 60_000_000
+SLOW = (
+    "aan",  # also in test_every_local_loss.py, like all local losses
+    "lls",
+    "lls-m",
+    "lls-mxm",
+    "schedulefree",  # also in test_kept_epoch_runs.py
+    "full",  # also in test_elastic_runs.py
+    "head",  # also in test_group_norm.py
+    "bn+bias",  # so is this
+    "prunetrain",  # "pruned, state in 16 bits"
+    "bias+head",  # also in test_group_norm.py
+    "tiles",  # "tiles, maps in files"
+    "whole-batch norms",  # the test of the divided batch
+    "boxes, recomputed",
+    "boxes in tiles",
+    "whole, state in 8 bits",  # "weights in 16 bits"
+    "recomputed, weights in 16 bits",
+    "units, state in 8 bits",
+    "selected, state in 8 bits",
+    "side network, state in 8 bits",
+    "tiles, state in 8 bits",
+    "clipped",  # "clipped, recomputed"
+    "in float16",  # "in float16, recomputed"
+    "averaged weights",  # "averaged weights, recomputed"
+    "weighted classes",  # also in test_same_training.py
+    "checkpoint",  # "clipped, recomputed" and others
+    "feature maps in 8 bits",  # in 4 bits, which are packed
+    "dfa",  # also in test_group_norm.py, like "pepita"
+    "pepita",
+)
+"""Rows whose settings quick rows have, too: what is left to them is the combination."""
+TABLE = table(ROWS, SLOW)
 
 SCRIPT = (
     PREPARED
@@ -33,15 +65,15 @@ json.dump(seen, open(f"{folder}/found.json", "w"))
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Every row, run once outside the process of the tests."""
+def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Every selected row, run once outside the process of the tests."""
     boxes = tiny_boxes.write_yolo(tmp_path_factory.mktemp("data"), (("train", 64), ("val", 8), ("test", 8)), size=32)
     rows = {name: {**row, "data": str(boxes)} if row.get("data") == "boxes" else row for name, row in ROWS.items()}
-    return run_in_two(SCRIPT, rows, tmp_path_factory.mktemp("runs"), timeout=600)
+    return run_rows(SCRIPT, selected(request, rows), tmp_path_factory.mktemp("runs"), timeout=600)
 
 
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", TABLE)
 def test_memory_stays_within_budget_and_prediction(seen: dict[str, Any], row: str) -> None:
     record = seen[row]["record"]
     assert record["enforced"] is True
@@ -55,14 +87,14 @@ def test_memory_stays_within_budget_and_prediction(seen: dict[str, Any], row: st
 def test_whole_batch_norms_divide_the_batch(tmp_path: Path) -> None:
     """In a process of its own: others leave memory behind, and the whole batch of 32 must just not fit."""
     row = {"strategy": "backprop", "batch_norm": "exact", "image_size": 64, "memory": 22_000_000}
-    record = run_in_two(SCRIPT, {"norms": row}, tmp_path, timeout=600)["norms"]["record"]
+    record = run_rows(SCRIPT, {"norms": row}, tmp_path, timeout=600)["norms"]["record"]
     assert record["settings"]["whole_batch"] and record["settings"]["micro_batches"] > 1
     assert record["settings"]["micro_batches"] == math.ceil(32 / record["settings"]["micro_batch"])
     assert record["measured"]["peak_bytes"] <= record["predicted"]["peak_bytes"] <= row["memory"]
 
 
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", TABLE)
 def test_the_record_tells_of_the_model_that_was_kept(seen: dict[str, Any], row: str) -> None:
     record = seen[row]["record"]
     assert seen[row]["evaluated"] == pytest.approx(record["accuracy"]["test"], abs=1e-9)
@@ -73,7 +105,7 @@ def test_the_record_tells_of_the_model_that_was_kept(seen: dict[str, Any], row: 
 
 
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", TABLE)
 def test_statistics_are_taken_anew_where_norms_train(seen: dict[str, Any], row: str) -> None:
     """In ``elastic`` and in a frozen backbone norms keep to those that they came with."""
     options = ROWS[row]
