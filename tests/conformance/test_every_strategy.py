@@ -38,7 +38,7 @@ SLOW = (
     "averaged weights",  # "averaged weights, recomputed"
     "weighted classes",  # also in test_same_training.py
     "checkpoint",  # "clipped, recomputed" and others
-    "feature maps in 8 bits",  # in 4 bits, which are packed
+    "feature maps in 8 bits",  # also in test_same_training.py
     "dfa",  # also in test_group_norm.py, like "pepita"
     "pepita",
 )

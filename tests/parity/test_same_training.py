@@ -143,7 +143,7 @@ QUICK: list[dict[str, Any]] = [
     {"strategy": "backprop"},
     {
         "strategy": "backprop", "clip_norm": 0.5, "schedule": "one-cycle", "mixup": 0.4, "cutmix": 1.0,
-        "activations": "int4", "optimizer_state": "bfloat16",
+        "activations": "int8", "optimizer_state": "bfloat16",
     },
     {
         "strategy": "checkpoint", "optimizer": "adamw", "weight_dtype": "bfloat16", "precision": "bfloat16",
