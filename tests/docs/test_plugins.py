@@ -174,18 +174,19 @@ def test_what_is_added_to_folders_takes_part(folder):
 
 @pytest.mark.timeout(600)
 def test_an_installed_package_takes_part_in_everything(installed):
-    trained = installed.snugfit("train", "--config", installed.config(OPTIONS), "--out", "trained", "--json")
-    code = TRAIN.format(runs={"local": {**WORK, **LOCAL}}) + STOP.format(options={**WORK, **OPTIONS})
-    local, *stopped = installed.python("-c", code).splitlines()
-    assert stopped == ["True", "stopped"]
-    take_part(installed, json.loads(trained), json.loads(local))
+    records = []
+    for out, options in {"trained": OPTIONS, "local": LOCAL}.items():
+        said = installed.snugfit("train", "--config", installed.config(options), "--out", out, "--json")
+        records.append(json.loads(said))
+    take_part(installed, *records)
     done = installed.process("-m", "snugfit", "plan", "--config", installed.config(OPTIONS), "--json")
     plan = json.loads(done.stdout)
     chosen = plan["candidates"][plan["chosen"]]
     assert chosen["strategy"] == "head-only" and "trains 1 units" in done.stderr
     assert (chosen["settings"]["trained_units"], chosen["settings"]["feature_scale"]) == (1, 0.5)
-    code = "import snugfit\nsnugfit.resume('stopped', ())\n" + LOAD.format(second="stopped")
-    assert installed.python("-c", code).split() == ["True"] * 4
+    assert installed.python("-c", STOP.format(options={**WORK, **OPTIONS})).split() == ["True", "stopped"]
+    installed.snugfit("train", "--resume", "stopped", "--quiet")
+    assert installed.python("-c", LOAD.format(second="stopped")).split() == ["True"] * 4
 
 
 def test_a_package_that_cannot_be_imported_is_left_out_with_a_warning(installed):

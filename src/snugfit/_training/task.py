@@ -308,6 +308,10 @@ class StepResult:
         return cls(loss.item(), correct(outputs, targets), None if weight is None else weight.item())
 
 
+_NAMES = {"bfloat16": "BFloat16", "float16": "Half"}
+"""As torch names precisions in its errors."""
+
+
 @contextmanager
 def precision_context(inputs: Tensor, precision: Precision) -> Iterator[None]:
     """Autocast to a 16-bit precision on the device of inputs (B, ...); no effect for float32.
@@ -322,7 +326,9 @@ def precision_context(inputs: Tensor, precision: Precision) -> Iterator[None]:
         with autocast(inputs.device.type, getattr(torch, precision)):
             yield
     except NotImplementedError as error:
-        what = str(error).splitlines()[0]
+        what = (str(error).splitlines() or [""])[0]
+        if f"not implemented for '{_NAMES[precision]}'" not in what:  # torch's own words; others are the network's
+            raise
         raise UsageError(f"--precision {precision}: {what} on this device; use another one.") from error
 
 

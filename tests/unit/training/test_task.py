@@ -17,7 +17,15 @@ from snugfit._training.finalize import Outcome, evaluate_model, make_record
 from snugfit._training.loop import train_phase
 from snugfit._training.network import NetworkTrainer
 from snugfit._training.strategy import TrainingData
-from snugfit._training.task import Classification, Detection, StepResult, measure, needs_classes, task_of
+from snugfit._training.task import (
+    Classification,
+    Detection,
+    StepResult,
+    measure,
+    needs_classes,
+    precision_context,
+    task_of,
+)
 from snugfit.detection import yolov2_loss
 from snugfit.errors import UsageError
 
@@ -209,3 +217,14 @@ def test_the_record_holds_map50(tmp_path, test):
     record = make_record(run, data, Outcome("backprop", {}, found, {"full": 1, "trained_model": 1}))
     assert record.accuracy == {"val": 1.0, "test": 1.0 if test else None, "test_top5": None, "map50": 1.0}
     assert record.confusion == []
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_what_torch_cannot_do_in_a_precision_is_told_from_what_a_network_cannot(precision):
+    inputs = torch.ones(4)
+    said = f"--precision {precision}: .* not implemented for .* use another one"
+    with pytest.raises(UsageError, match=said), precision_context(inputs, precision):
+        torch.special.erfcx(inputs.to(getattr(torch, precision)))
+    for words in ("", "no head for videos"):
+        with pytest.raises(NotImplementedError, match=words), precision_context(inputs, precision):
+            raise NotImplementedError(words)
