@@ -10,7 +10,6 @@ import contextlib
 import gc
 import math
 import os
-import re
 import resource
 import sys
 import threading
@@ -31,10 +30,19 @@ from snugfit.memory.heap import set_allocator, trim_heap
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS, _MAPPINGS = Path("/proc/self/clear_refs"), Path("/proc/self/smaps")
-_FIELDS = {b"RssAnon": "anon", b"RssFile": "file", b"RssShmem": "shmem", b"VmData": "data", b"VmHWM": "high_water"}
-_FIELD = re.compile(rb"^(%s):\s*(\d+) kB" % b"|".join(_FIELDS), re.MULTILINE)
+_FIELDS = {"anon": b"RssAnon:", "file": b"RssFile:", "shmem": b"RssShmem:", "data": b"VmData:", "high_water": b"VmHWM:"}
 _STATUS_BYTES = 8192
 """More than the fields and those before them take."""
+
+
+class _Status(threading.local):
+    """A buffer of each thread: a reading allocates next to nothing, since it must work where the limit is reached."""
+
+    def __init__(self) -> None:
+        self.text = bytearray(_STATUS_BYTES)
+
+
+_status = _Status()
 _THREAD_STACK_BYTES = 512 * 1024
 _KERNELS_KEPT = 192
 """Number of generated kernels that oneDNN caches; with its default of 1024 their memory grows with every new shape."""
@@ -74,11 +82,17 @@ def read_status() -> MemoryStatus:
 
         info = psutil.Process().memory_full_info()
         return MemoryStatus(anon=getattr(info, "uss", info.rss))
+    text = _status.text
     try:
-        text = os.read(status, _STATUS_BYTES)  # several times a step, so not through a file object
+        os.readv(status, [text])
     finally:
         os.close(status)
-    return MemoryStatus(**{_FIELDS[name]: int(size) * 1024 for name, size in _FIELD.findall(text)})
+    return MemoryStatus(**{field: _bytes_at(text, text.find(name) + len(name)) for field, name in _FIELDS.items()})
+
+
+def _bytes_at(text: bytearray, place: int) -> int:
+    """A number of kB, in bytes."""
+    return int(text[place : text.index(b"kB", place)]) * 1024
 
 
 def reset_high_water() -> bool:

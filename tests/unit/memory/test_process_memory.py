@@ -469,3 +469,34 @@ def test_a_limit_that_leaves_nothing_for_the_sampler_neither_fails_nor_hangs():
         [sys.executable, "-c", WITHOUT_MEMORY], capture_output=True, text=True, timeout=100, check=False
     )
     assert found.stdout == "True\n", found.stderr
+
+
+def exhausted():
+    """Whether a file object, and the reading, work where nothing larger than 1 kB can be allocated."""
+    import resource
+    from pathlib import Path
+
+    from snugfit.memory import read_status
+
+    def works(read):
+        try:
+            return bool(read())
+        except MemoryError:
+            return False
+
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (read_status().data, most))
+    held, size = [], 1 << 24
+    while size >= 1 << 10:
+        try:
+            held.append(bytearray(size))
+        except MemoryError:
+            size //= 2
+    found = [works(lambda: Path("/proc/self/status").read_bytes()), works(read_status)]
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_DATA")
+def test_memory_is_read_where_the_limit_is_reached(fresh_process):
+    assert fresh_process(exhausted)["exhausted"] == [False, True]
