@@ -165,7 +165,9 @@ def test_damage_to_a_finished_run_is_noticed_or_no_matter(finished: Path, use: A
     Image.new("L", (8, 8), 100).save("photo.png")
     right, noticed = use(finished), set()
     for path in files(finished):
-        for damage in (flip,) if use is reported else DAMAGES:  # a page takes half a second
+        if use is reported and path.suffix == ".safetensors":
+            continue  # a page takes half a second, and reads none
+        for damage in (flip,) if use is reported else DAMAGES:
             with damaged(path, damage):
                 try:
                     assert equal(use(finished), right), f"{path}, {damage.__name__}: another outcome"
