@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from snugfit import errors
+from snugfit._cli import train
 from snugfit._cli.child_process import death_error
 from snugfit._cli.output import FailedError, explain
 
@@ -98,6 +99,27 @@ def test_a_child_that_dies_is_explained_in_two_lines(model, code, name, snugfit)
     assert outcome.code == outcome.json["error"]["code"] == code
     assert name in outcome.err and "snugfit train --resume here" in outcome.err
     assert len([line for line in outcome.err.splitlines() if line]) == 2
+
+
+@pytest.mark.parametrize("flags", [["--resume", "interrupted"], ["--model", "interrupted", "--out", "interrupted"]])
+def test_an_interruption_names_the_run_folder(snugfit, flags):
+    """Before the run has read its checkpoint, and after a second signal, which training does not catch."""
+    outcome = snugfit("train", *flags, "--quiet", "--json")
+    assert outcome.code == outcome.json["error"]["code"] == 130
+    assert outcome.err == "error: interrupted.\n`snugfit train --resume interrupted` continues the run.\n"
+
+
+def test_an_interruption_between_planning_and_training_names_the_run_folder(snugfit, monkeypatch):
+    run_job = train.run_job
+
+    def interrupted(job, **options):
+        if job["resume"]:
+            raise KeyboardInterrupt
+        return run_job(job, **options)
+
+    monkeypatch.setattr(train, "run_job", interrupted)
+    outcome = snugfit("train", "--model", "fresh", "--memory", "100MB")
+    assert outcome.code == 130 and outcome.err.endswith("`snugfit train --resume runs/begun` continues the run.\n")
 
 
 def test_an_abort_is_memory_only_under_a_limit():

@@ -64,9 +64,21 @@ def run_job(
         now = memory_kills()
         of_memory = None if kills is None or now is None else now > kills
         failed = death_error(code, job, found["run_dir"], of_memory)
-    if failed.exit_code == InterruptedRunError.exit_code and is_finished(found["run_dir"]):
-        raise unreported(found["run_dir"])
+    if failed.exit_code == InterruptedRunError.exit_code:
+        raise _interruption(str(failed), found["run_dir"])
     raise failed
+
+
+def _interruption(message: str, run_dir: str | None) -> InterruptedRunError:
+    """The interruption of a command, and how its run goes on, if it has one and the message does not say it."""
+    if is_finished(run_dir):
+        return unreported(str(run_dir))
+    return InterruptedRunError(message if "--resume" in message else message + resume_hint(run_dir))
+
+
+def resume_hint(run_dir: str | None) -> str:
+    """A line to add to an error, which says how a run is continued; empty without one."""
+    return f"\n`snugfit train --resume {run_dir}` continues the run." if run_dir else ""
 
 
 def is_finished(run_dir: str | None) -> bool:
@@ -126,7 +138,7 @@ def death_error(code: int, job: dict[str, Any], run_dir: str | None, of_memory: 
 
     ``of_memory``: whether the kernel killed a process meanwhile because memory ran out; None if unknown.
     """
-    hint = f"\n`snugfit train --resume {run_dir}` continues the run." if run_dir else ""
+    hint = resume_hint(run_dir)
     if code >= 0:
         return SnugfitError(f"the {job['command']} process ended with code {code} and no result.{hint}")
     number = -code

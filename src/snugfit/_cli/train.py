@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from snugfit._cli.child_process import is_finished, make_job, run_job
+from snugfit._cli.child_process import is_finished, make_job, resume_hint, run_job
 from snugfit._cli.finished_runs import draw_after_training
 from snugfit._cli.options import NO_FLAGS, SHOW_ALL, OutputOptions, RequestFlags
 from snugfit._cli.output import FailedError, note, print_json
@@ -23,7 +23,7 @@ from snugfit._core.options import AUTO, Common
 from snugfit._core.registry import find_config
 from snugfit._core.request import Request
 from snugfit._storage.outputs import require_folder, require_places
-from snugfit.errors import CheckpointError, UsageError
+from snugfit.errors import CheckpointError, InterruptedRunError, UsageError
 
 Resume = Annotated[
     str | None,
@@ -106,7 +106,10 @@ def _started(request: Request, output: OutputOptions) -> dict[str, Any]:
         if found.get("infeasible"):
             raise FailedError.from_json(found["infeasible"])
         if "begun" in found:  # memory that measuring left in that process would count to the budget
-            found = ask(request, resume=found["begun"])
+            try:
+                found = ask(request, resume=found["begun"])
+            except KeyboardInterrupt as error:
+                raise InterruptedRunError(f"interrupted.{resume_hint(found['begun'])}") from error
         return found
 
 

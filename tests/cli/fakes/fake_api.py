@@ -71,6 +71,8 @@ def plan_request(request, subscribers=(), *, measures="all", fresh=False):
 def resume(run_dir, subscribers=()):
     if run_dir.endswith("abort"):
         os.abort()
+    if run_dir.endswith("interrupted"):
+        raise KeyboardInterrupt
     return record(run_dir, {"resumed": True, "threads": prepared})
 
 
@@ -206,6 +208,7 @@ BEHAVIOURS = {
     "sigbus": _die(signal.SIGBUS),
     "sigabrt": _die(signal.SIGABRT),
     "exit": lambda request: os._exit(9),
+    "interrupted": _fail(KeyboardInterrupt()),
     "diverged": _fail(errors.DivergedError("the loss became NaN; lower --lr.")),
     "internal": _fail(ValueError("first line\nsecond line")),
     "memory": _fail(MemoryError()),
