@@ -18,7 +18,7 @@ from snugfit._core.parts import part_sizes
 from snugfit._core.request import Request
 from snugfit._core.workload import OptimizerState
 from snugfit._engine.builder import optimizer_of
-from snugfit._engine.loop_plan import LoopPlan, LoopPlanner, step_workload
+from snugfit._engine.loop_plan import LoopPlan, LoopPlanner, planning, step_workload
 from snugfit._engine.loop_trainer import LoopNetwork, parts_of
 from snugfit._engine.process import baseline
 from snugfit._quantities import format_bytes
@@ -263,25 +263,16 @@ def fit(
         UsageError: an option, the example or the loss cannot be used.
         ModelError: the model cannot be trained.
         InfeasibleBudgetError: nothing fits the budget.
+        BudgetExceededError: a whole batch does not fit the budget.
     """
     chosen = from_keywords(LoopOptions, {"memory": memory, **options})
-    request = chosen.request()
     _require_example(example)
     device = module_device(model)
     resting = baseline(None, device)
     meter = make_meter(resting, device)  # its thread begins before memory is limited
     with MemoryLimit(int(parse_bytes(chosen.memory)), resting, device) as limit:
-        with limit.allow_address_space(META_PASS_BYTES):
-            shape = cast("tuple[int, int, int]", tuple(example[0].shape[1:]))
-            chain = Chain.from_any_module(model, shape)
-            _require_mean(loss_function, chain, example, device)
-        network = LoopNetwork(model, chain, loss_function, optimizer_of(request))
-        workload = step_workload(network.model, shape, chosen.batch_size, network.optimizer)
-        images, targets = (_resized(each, chosen.batch_size).to(device) for each in example)
-        plan = LoopPlanner(network, workload, (images, targets), limit, meter).plan()
-        plan = plan.with_kept_memory(limit) if chosen.keep_freed else plan
-        step = FitStep(network, plan, limit, meter, example)
-        del images, targets, example, chain, network
+        with planning(chosen.batch_size, limit):
+            step = _planned(model, loss_function, example, chosen, limit, meter)
         release_memory()
         meter.restart()
         try:
@@ -289,6 +280,27 @@ def fit(
                 yield step
         finally:
             step._close()
+
+
+def _planned(
+    model: nn.Module,
+    loss_function: Loss,
+    example: tuple[Tensor, Tensor],
+    chosen: LoopOptions,
+    limit: MemoryLimit,
+    meter: PeakMeter,
+) -> FitStep:
+    """Measure steps within a limit that is in force; the example has images (B, C, H, W) and targets (B, ...)."""
+    with limit.allow_address_space(META_PASS_BYTES):
+        shape = cast("tuple[int, int, int]", tuple(example[0].shape[1:]))
+        chain = Chain.from_any_module(model, shape)
+        _require_mean(loss_function, chain, example, limit.device)
+    network = LoopNetwork(model, chain, loss_function, optimizer_of(chosen.request()))
+    workload = step_workload(network.model, shape, chosen.batch_size, network.optimizer)
+    images, targets = (_resized(each, chosen.batch_size).to(limit.device) for each in example)
+    plan = LoopPlanner(network, workload, (images, targets), limit, meter).plan()
+    plan = plan.with_kept_memory(limit) if chosen.keep_freed else plan
+    return FitStep(network, plan, limit, meter, example)
 
 
 def module_device(model: nn.Module) -> torch.device:

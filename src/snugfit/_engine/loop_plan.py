@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +22,7 @@ from snugfit._engine.loop_trainer import LoopNetwork, LoopTrainer, TrialSteps, p
 from snugfit._planner import MeasurementContext
 from snugfit._quantities import format_bytes
 from snugfit._training.dry_run import SPARE_BYTES, smaller_batch_sizes
-from snugfit.errors import BudgetExceededError, InfeasibleBudgetError
+from snugfit.errors import BudgetExceededError, InfeasibleBudgetError, SnugfitError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory, tensor_peak_bytes
 from snugfit.memory.address_space import KERNEL_BYTES
 from snugfit.memory.freed_memory import LOOP_GROWTH, kept_peak
@@ -69,6 +71,29 @@ class LoopPlan:
         free = machine_memory(private_bytes()).free_bytes
         peak = kept_peak(self.predicted_bytes, limit.budget_bytes, free, LOOP_GROWTH)
         return replace(self, predicted_bytes=peak, kept_bytes=peak - self.predicted_bytes)
+
+
+@contextmanager
+def planning(batch_size: int, limit: MemoryLimit) -> Iterator[None]:
+    """Context for planning a loop, whose errors keep no tensors alive: a caller may try again while it handles them.
+
+    Raises:
+        BudgetExceededError: memory is refused outside of the steps that are tried, such as for the example.
+    """
+    try:
+        yield
+        return
+    except (SnugfitError, RuntimeError, MemoryError, SystemError, OSError) as error:
+        is_refused = is_out_of_memory(error)
+        if is_refused or isinstance(error, SnugfitError):
+            traceback.clear_frames(error.__traceback__)
+            release_memory()
+        if not is_refused:
+            raise
+    raise BudgetExceededError(
+        f"an example of {batch_size} images was refused memory within memory={format_bytes(limit.budget_bytes or 0)}. "
+        "Use a larger memory= or smaller batches."
+    )
 
 
 def step_workload(

@@ -13,7 +13,7 @@ from torch import nn
 from snugfit._api.loop import FitRecord, LoopOptions, module_device
 from snugfit._core.amounts import parse_bytes
 from snugfit._core.options import from_keywords
-from snugfit._engine.loop_plan import LoopPlan
+from snugfit._engine.loop_plan import LoopPlan, planning
 from snugfit._engine.process import baseline
 from snugfit._engine.step_plan import LibraryStep, StepPlanner
 from snugfit._quantities import format_bytes
@@ -50,17 +50,25 @@ class LoopBudget:
         self._trimmed_at = time.perf_counter()
 
     def plan(self, module: nn.Module, make_step: Callable[[], LibraryStep], batch_size: int) -> LoopPlan:
-        """Measure steps within the budget, and choose micro-batches and recomputation; see :class:`StepPlanner`."""
+        """Measure steps within the budget, and choose micro-batches and recomputation; see :class:`StepPlanner`.
+
+        Raises:
+            InfeasibleBudgetError: no micro-batch fits the budget.
+            BudgetExceededError: a whole batch, which is the example, does not.
+        """
         device = module_device(module)
         resting = baseline(None, device)
         self._meter = make_meter(resting, device)  # its thread begins before memory is limited
         self._limit = MemoryLimit(self.budget_bytes, resting, device)
-        with self._limit:
-            with self._limit.allow_address_space(META_PASS_BYTES):
-                step = make_step()
-            self.loop_plan = StepPlanner(step, batch_size, self._limit, self._meter).plan()
+        with self._limit, planning(batch_size, self._limit):
+            self.loop_plan = self._planned(make_step, batch_size)
         self._known = {self.loop_plan.micro_batch}
         return self.loop_plan
+
+    def _planned(self, make_step: Callable[[], LibraryStep], batch_size: int) -> LoopPlan:
+        with self._limit.allow_address_space(META_PASS_BYTES):
+            step = make_step()
+        return StepPlanner(step, batch_size, self._limit, self._meter).plan()
 
     def start(self) -> None:
         """Enforce and measure from now on; lifts first what an exception has left in force."""

@@ -283,6 +283,30 @@ def smallest():
         return trained(error.smallest_bytes)
 
 
+def refused():
+    """Tensors like the example, which is repeated, that are alive while an error is handled; and of a large batch."""
+    import gc
+
+    import torch
+
+    import snugfit
+    from snugfit.errors import BudgetExceededError, InfeasibleBudgetError
+
+    snugfit.prepare_process(1)
+    example, loss = (torch.randn(2, 3, 32, 32), torch.tensor([0, 1])), torch.nn.functional.cross_entropy
+    try:
+        with snugfit.fit(deep(), loss, example=example, memory="8MB", batch_size=64):
+            pass
+    except InfeasibleBudgetError:
+        tensors = [each for each in gc.get_objects() if torch.is_tensor(each) and not each.is_meta]
+        alive = sum(each.shape[1:] == (3, 32, 32) for each in tensors)
+    try:
+        with snugfit.fit(deep(), loss, example=example, memory="40MB", batch_size=100_000):
+            pass
+    except BudgetExceededError as error:
+        return {"alive": alive, "message": str(error)}
+
+
 def kept():
     """A loop that keeps memory is refused it in a step, and the process lives on."""
     import resource
@@ -313,6 +337,13 @@ def test_measured_is_at_most_predicted_which_is_at_most_the_budget(fresh_process
     whole, parts, recomputed = found
     assert whole["micro_batches"] == 1 < parts["micro_batches"]
     assert recomputed["recomputation"], "batch norms need two images, which do not fit without recomputation"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")
+def test_an_error_keeps_no_batch_alive_and_a_batch_above_the_budget_is_told(fresh_process):
+    found = fresh_process(refused, helpers=(deep,))["refused"]
+    assert found["alive"] == 1
+    assert "an example of 100000 images was refused memory within memory=40.0 MB." in found["message"]
 
 
 def keeping():
