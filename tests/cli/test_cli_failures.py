@@ -122,6 +122,14 @@ def test_an_interruption_between_planning_and_training_names_the_run_folder(snug
     assert outcome.code == 130 and outcome.err.endswith("`snugfit train --resume runs/begun` continues the run.\n")
 
 
+@pytest.mark.parametrize(("flag", "code"), [("--profile-cache", 4), ("--cache-dir", 4), ("--weights", 0)])
+def test_a_home_that_no_user_has_is_told(snugfit, flag, code):
+    """The weights are read by the child, which is faked; the command line looks whether their file has changed."""
+    outcome = snugfit("plan", "--model", "vgg16", flag, "~nobody-of-this-name/x")
+    assert outcome.code == code and "internal error" not in outcome.err
+    assert not code or "begins with ~ and a name that no user has" in outcome.err
+
+
 def test_an_abort_is_memory_only_under_a_limit():
     free = {"command": "train", "request": {"budget": {"memory": None}}, "resume": None}
     assert death_error(-signal.SIGABRT, free, None).exit_code == 1

@@ -24,7 +24,7 @@ from snugfit._core.functions import is_function
 from snugfit._core.hardware import cores, processor
 from snugfit._core.machine_memory import installed_bytes
 from snugfit._core.options import AUTO, data_sets_in
-from snugfit._core.paths import data_root, profiles_folder, try_write_text
+from snugfit._core.paths import data_root, expanded, profiles_folder, try_write_text
 from snugfit._core.plan import Plan
 from snugfit._core.registry import code_digest, installed_plugins
 from snugfit._core.request import Request
@@ -118,15 +118,15 @@ def _files(request: Request, folder: Path) -> list[Any] | None:
 def _data(name: str | None, root: Path) -> list[Path]:
     """Where a data set may be: the folder that it names, or the data folder."""
     plain = (name or "").partition(":")[2] or name
-    return [path for path in (Path(plain).expanduser(), root / plain) if path.exists()] or [root] if plain else []
+    return [path for path in (expanded(plain), root / plain) if path.exists()] or [root] if plain else []
 
 
 def _named(value: Any) -> list[Path]:
     """Files that a request names anywhere: weights, a cluster, a list of boxes."""
     if isinstance(value, dict):
         return [path for each in value.values() for path in _named(each)]
-    with contextlib.suppress(OSError):  # a text too long for a name, say
-        return [path] if isinstance(value, str) and (path := Path(value).expanduser()).is_file() else []
+    with contextlib.suppress(OSError, DataError):  # a text too long for a name, say
+        return [path] if isinstance(value, str) and (path := expanded(value)).is_file() else []
     return []
 
 

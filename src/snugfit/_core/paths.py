@@ -10,6 +10,9 @@ from pathlib import Path
 
 from snugfit.errors import DataError, UsageError
 
+PROFILE_CACHES = ("auto", "renew", "off")
+"""What ``--profile-cache`` takes in place of a folder."""
+
 
 def cache_dir() -> Path:
     """Folder for derived or downloaded files; a temporary one if the home folder is read-only."""
@@ -47,8 +50,8 @@ def profiles_folder(where: str) -> Path | None:
     """The folder of ``--profile-cache``; None if it is off or no folder is writable."""
     if where == "off":
         return None
-    if where not in ("auto", "renew"):
-        folder = Path(where).expanduser().absolute()
+    if where not in PROFILE_CACHES:
+        folder = expanded(where).absolute()
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"--profile-cache is auto, renew, off or a folder, and '{where}' is a file.")
         return folder
@@ -63,7 +66,7 @@ def run_cache_folder(cache_dir: str | None, folder: Path) -> Path | None:
     if cache_dir is None:
         return None
     where = sha256(str(folder.resolve()).encode(errors="surrogateescape")).hexdigest()[:8]
-    return Path(cache_dir) / f"{folder.name}-{where}"
+    return expanded(cache_dir) / f"{folder.name}-{where}"
 
 
 def writable_folder(*wanted: str | None) -> str:
@@ -72,7 +75,7 @@ def writable_folder(*wanted: str | None) -> str:
     Without any, it is the system's folder of temporary files.
     """
     for path in filter(None, wanted):
-        folder = Path(path).expanduser().absolute()
+        folder = expanded(path).absolute()
         found = next(each for each in (folder, *folder.parents) if each.is_dir())
         if os.access(found, os.W_OK):
             return str(found)

@@ -14,7 +14,7 @@ from torch import nn
 from snugfit._core.documents import DocumentError, converted
 from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.options import data_sets_in
-from snugfit._core.paths import run_cache_folder
+from snugfit._core.paths import PROFILE_CACHES, expanded, run_cache_folder
 from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
 from snugfit._core.record import Record
@@ -86,9 +86,12 @@ def with_absolute_paths(request: Request) -> Request:
     """The request with absolute paths, so that the run can be resumed from any folder."""
 
     def absolute(path: str | None) -> str | None:
-        return None if path is None else str(Path(path).expanduser().absolute())
+        return None if path is None else str(expanded(path).absolute())
 
-    data, model, strategy = request.data, request.model, request.strategy
+    data, model, strategy, machine = request.data, request.model, request.strategy, request.machine
+    profiles = machine.profile_cache
+    if profiles not in PROFILE_CACHES:
+        profiles = str(expanded(profiles).absolute())
 
     def found(name: str, task: TaskName) -> str:
         return name if name == FROM_PYTHON else rules_of(task).place(name, data.data_dir)
@@ -100,7 +103,7 @@ def with_absolute_paths(request: Request) -> Request:
         data=replace(data, data=named, data_dir=absolute(data.data_dir)),
         model=replace(model, weights=absolute(model.weights)),
         strategy=replace(strategy, **others),
-        machine=replace(request.machine, cache_dir=absolute(request.machine.cache_dir)),
+        machine=replace(machine, cache_dir=absolute(machine.cache_dir), profile_cache=profiles),
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from snugfit._core.paths import expanded
 from snugfit._storage.lock import LOCK_FILE
 from snugfit.errors import OutOfStorageError, UsageError
 
@@ -22,7 +23,7 @@ def require_places(out: str | Path | None, cache_dir: str | Path | None) -> None
     if out is not None:
         require_run_folder(out)
     if cache_dir is not None:
-        require_folder(cache_dir, "Choose another --cache-dir.")
+        require_folder(expanded(cache_dir), "Choose another --cache-dir.")
 
 
 def require_run_folder(folder: str | Path) -> None:

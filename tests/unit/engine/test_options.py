@@ -13,6 +13,7 @@ from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.known import check_foreign_options, check_strategies
 from snugfit._core.option_groups import ModelOptions
+from snugfit._core.paths import run_cache_folder
 from snugfit._core.plan import Candidate, Plan
 from snugfit._core.record import Record
 from snugfit._core.registry import strategies
@@ -24,7 +25,8 @@ from snugfit._engine.process import choose_device, describe_hardware
 from snugfit._engine.running import _new_folder, with_absolute_paths
 from snugfit._storage.files import write_json_atomic
 from snugfit._storage.manifest import Manifest
-from snugfit.errors import BudgetExceededError, CheckpointError, UnknownNameError, UsageError
+from snugfit._storage.outputs import require_places
+from snugfit.errors import BudgetExceededError, CheckpointError, DataError, UnknownNameError, UsageError
 
 
 def test_options_find_their_group():
@@ -297,6 +299,25 @@ def test_a_folder_of_images_is_stored_as_it_was_found(tmp_path, monkeypatch, whe
     stored = with_absolute_paths(Request.of(data="folder:photos", weights="w.safetensors"))
     assert stored.data.data == f"folder:{tmp_path / 'sets' / 'photos'}"
     assert stored.model.weights == str((tmp_path / "sets" if where == "working folder" else tmp_path) / "w.safetensors")
+
+
+def test_folders_of_caches_are_stored_as_they_were_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    stored = with_absolute_paths(Request.of(data="digits", cache_dir="~/caches", profile_cache="profiles"))
+    assert stored.machine.profile_cache == str(tmp_path / "profiles")
+    used = run_cache_folder("~/caches", tmp_path / "run")
+    assert run_cache_folder(stored.machine.cache_dir, tmp_path / "run") == used
+    assert used.parent == tmp_path / "caches"
+    require_places(None, "~/caches")
+    kept = with_absolute_paths(Request.of(data="digits", profile_cache="renew"))
+    assert kept.machine.profile_cache == "renew"
+
+
+def test_a_home_that_no_user_has_is_refused():
+    for name in ("profile_cache", "cache_dir"):
+        with pytest.raises(DataError, match="begins with ~ and a name that no user has"):
+            with_absolute_paths(Request.of(data="digits", **{name: "~nobody-of-this-name/x"}))
 
 
 HARDWARE = Hardware("cpu", "cpu", 1, 1, "Linux", "2", True)
