@@ -184,6 +184,9 @@ _OUT_OF_MEMORY_TEXTS = (
     "could not execute a primitive",  # the same, for its scratch memory
 )
 
+MEMORY_ERRORS = (RuntimeError, MemoryError, SystemError, OSError)
+"""Classes of the exceptions that :func:`is_out_of_memory` recognises."""
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception is an allocation that failed: Python's, the operating system's or one of torch's.

@@ -24,7 +24,7 @@ from snugfit._engine.process import baseline
 from snugfit._quantities import format_bytes
 from snugfit._training.losses import Loss, require_mean
 from snugfit._training.run import TRIM_SECONDS
-from snugfit.errors import BudgetExceededError, ModelError, UsageError, is_out_of_memory
+from snugfit.errors import MEMORY_ERRORS, BudgetExceededError, ModelError, UsageError, is_out_of_memory
 from snugfit.memory import MemoryLimit, PeakMeter, make_meter, release_memory, trim_heap
 from snugfit.memory.freed_memory import FreedMemory
 from snugfit.profiling import META_PASS_BYTES
@@ -151,7 +151,7 @@ class FitStep:
         try:
             with self._limit.allow_kernels() if new else nullcontext():
                 loss = self._trainer.step(parts_of(images, targets, sizes))
-        except (RuntimeError, MemoryError, SystemError) as error:
+        except MEMORY_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
         if loss is None:  # outside of the except clause, which keeps all tensors alive

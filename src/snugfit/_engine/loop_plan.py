@@ -22,7 +22,7 @@ from snugfit._engine.loop_trainer import LoopNetwork, LoopTrainer, TrialSteps, p
 from snugfit._planner import MeasurementContext
 from snugfit._quantities import format_bytes
 from snugfit._training.dry_run import SPARE_BYTES, smaller_batch_sizes
-from snugfit.errors import BudgetExceededError, InfeasibleBudgetError, SnugfitError
+from snugfit.errors import MEMORY_ERRORS, BudgetExceededError, InfeasibleBudgetError, SnugfitError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory, tensor_peak_bytes
 from snugfit.memory.address_space import KERNEL_BYTES
 from snugfit.memory.freed_memory import LOOP_GROWTH, kept_peak
@@ -83,7 +83,7 @@ def planning(batch_size: int, limit: MemoryLimit) -> Iterator[None]:
     try:
         yield
         return
-    except (SnugfitError, RuntimeError, MemoryError, SystemError, OSError) as error:
+    except (SnugfitError, *MEMORY_ERRORS) as error:
         is_refused = is_out_of_memory(error)
         if is_refused or isinstance(error, SnugfitError):
             traceback.clear_frames(error.__traceback__)
@@ -220,7 +220,7 @@ class LoopPlanner:
         try:
             with self.limit.reserve(SPARE_BYTES), self.limit.allow_kernels():
                 self.trials.trainer(schedule, len(sizes) > 1).step(parts_of(images, targets, tried))
-        except (RuntimeError, MemoryError, SystemError) as error:
+        except MEMORY_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
             return False

@@ -26,6 +26,7 @@ from snugfit._planner.kept_memory import with_kept_memory
 from snugfit._training.events import Event, Notice, ProbeMeasured, Subscriber
 from snugfit._training.initial_weights import check_weights, weights_note
 from snugfit._training.own_parts import OwnParts
+from snugfit.errors import MEMORY_ERRORS
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
 from snugfit.memory.process import late_bytes, library_import
 from snugfit.profiling import META_PASS_BYTES
@@ -153,7 +154,7 @@ def _planned(
         if known.found:
             emit(Notice(f"{known.found} measurements of this machine were cached; --profile-cache renew repeats them"))
         return planned
-    except (RuntimeError, MemoryError, SystemError) as error:
+    except MEMORY_ERRORS as error:
         if not is_out_of_memory(error):
             raise
     release_memory()

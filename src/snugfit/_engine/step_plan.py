@@ -23,7 +23,7 @@ from snugfit._engine.loop_trainer import set_to_zero
 from snugfit._planner import MeasurementContext
 from snugfit._quantities import format_bytes
 from snugfit._training.dry_run import SPARE_BYTES
-from snugfit.errors import BudgetExceededError, InfeasibleBudgetError, UsageError
+from snugfit.errors import MEMORY_ERRORS, BudgetExceededError, InfeasibleBudgetError, UsageError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
 from snugfit.profiling import META_PASS_BYTES, Probe
 from snugfit.strategies.memory_estimates import DRIFT_BYTES, MB, RESERVED_BYTES, require_images, with_safety
@@ -242,7 +242,7 @@ class StepPlanner:
         try:
             with self.limit.reserve(SPARE_BYTES), self.limit.allow_kernels():
                 self.step.trial(schedule)(size)
-        except (RuntimeError, MemoryError, SystemError) as error:
+        except MEMORY_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
             return False

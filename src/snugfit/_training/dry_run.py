@@ -20,7 +20,7 @@ from snugfit._quantities import format_bytes
 from snugfit._training.events import Notice
 from snugfit._training.run import Run
 from snugfit._training.strategy import Trainable
-from snugfit.errors import BudgetExceededError
+from snugfit.errors import MEMORY_ERRORS, BudgetExceededError
 from snugfit.memory import is_out_of_memory, release_memory
 from snugfit.memory.tensors import tensor_peak_bytes
 
@@ -85,7 +85,7 @@ def _attempt(make: Callable[[int], Trainable], size: int, batch: MakeBatch, run:
                 _step(trainable, size, batch, run.workload)
             state = [item for group in trainable.state().values() for item in group.values() if torch.is_tensor(item)]
             peak = tensor_peak_bytes(lambda: _step(trainable, size, batch, run.workload), [*trainable.modules, *state])
-    except (RuntimeError, MemoryError, OSError) as error:
+    except MEMORY_ERRORS as error:
         if not is_out_of_memory(error):
             raise
         for module in trainable.modules if trainable is not None else ():

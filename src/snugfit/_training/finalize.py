@@ -16,6 +16,7 @@ from snugfit._training.own_metrics import Values, reset, values_of
 from snugfit._training.run import Run
 from snugfit._training.strategy import BatchSource, TrainingData
 from snugfit._training.task import Score, measure, task_of
+from snugfit.errors import MEMORY_ERRORS
 from snugfit.memory import is_out_of_memory, release_memory
 
 BUDGETS = ("memory_bytes", "total_memory_bytes", "host_memory_bytes", "storage_bytes", "time_ratio")
@@ -98,7 +99,7 @@ def _score(forward: Callable[[Tensor], Tensor], source: BatchSource, run: Run, s
                 batches = _metered(source.in_order(size), run)
                 reset(run.own.metrics)
                 return measure(task_of(run.workload), forward, batches, run.device, run.own.metrics)
-        except (RuntimeError, MemoryError) as error:
+        except MEMORY_ERRORS as error:
             if size == 1 or not is_out_of_memory(error):
                 raise
         release_memory()

@@ -17,7 +17,7 @@ from snugfit._training.seeding import derive_seed, seed_all
 from snugfit._training.statistics import images_for
 from snugfit._training.strategy import BatchSource, Trainable
 from snugfit._training.task import StepResult, task_of
-from snugfit.errors import BudgetExceededError, InterruptedRunError
+from snugfit.errors import MEMORY_ERRORS, BudgetExceededError, InterruptedRunError, first_line
 from snugfit.memory import is_out_of_memory, release_memory
 
 
@@ -129,10 +129,10 @@ def _step_within_budget(
         count = len(labels)
         share, last = count / images, count == left
         return trainable.step(inputs.to(run.device), labels.to(run.device), share, last), count
-    except (RuntimeError, MemoryError) as error:
+    except MEMORY_ERRORS as error:
         if not is_out_of_memory(error):
             raise
-        peak, what = format_bytes(run.meter.mark()), str(error).splitlines()[0][-60:]
+        peak, what = format_bytes(run.meter.mark()), first_line(error)[-60:]
     release_memory()
     budget = format_bytes(run.budget.memory_bytes or 0)
     raise BudgetExceededError(

@@ -87,10 +87,11 @@ def test_a_phase_that_fits_is_left_as_it_is(tmp_path):
     assert run.position.notes == {"batches": {"network": 8}}
 
 
-def test_a_refused_one_goes_on_at_the_next_smaller_and_says_so(tmp_path):
+@pytest.mark.parametrize("error", [None, SystemError("error return without exception set")])
+def test_a_refused_one_goes_on_at_the_next_smaller_and_says_so(tmp_path, error):
     events, made = [], []
     run = make_run(tmp_path, [events.append])
-    assert rehearsed(run, 5, made=made) == dataclasses.replace(EIGHT, batch_size=4)
+    assert rehearsed(run, 5, made=made, error=error) == dataclasses.replace(EIGHT, batch_size=4)
     assert [size for size, _ in made] == [8, 6, 4]
     assert events == [Notice("network: batch 8 was refused memory; training at 4")]
     assert again(tmp_path).position.notes == {"batches": {"network": 4}}, "a process that takes it up does the same"

@@ -1,6 +1,7 @@
 """The loop with a trainable of one weight: which steps it runs, and how it ends and goes on."""
 
 import dataclasses
+import errno
 import math
 
 import pytest
@@ -252,16 +253,24 @@ def test_an_epoch_that_was_complete_is_not_trained_again(tmp_path):
     assert train(again, trainable) == 5 and trainable.calls == []
 
 
-def refused(number):
-    if number == 4:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+REFUSALS = [
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    MemoryError(),
+    SystemError("error return without exception set"),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+]
 
 
-def test_a_refused_allocation_says_so(tmp_path):
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: type(error).__name__)
+def test_a_refused_allocation_says_so(tmp_path, error):
+    def refused(number):
+        if number == 4:
+            raise error
+
     run = make_run(tmp_path, budget="100MB")
-    with pytest.raises(BudgetExceededError, match=r"memory budget of 100\.0 MB") as error:
+    with pytest.raises(BudgetExceededError, match=r"memory budget of 100\.0 MB") as found:
         train(run, OneWeight(before_step=refused))
-    assert error.value.exit_code == 5 and len(str(error.value).splitlines()) <= 2
+    assert found.value.exit_code == 5 and len(str(found.value).splitlines()) <= 2
 
 
 def test_other_errors_of_a_step_pass_through(tmp_path):

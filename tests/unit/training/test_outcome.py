@@ -38,13 +38,17 @@ def test_without_a_test_split_the_confusion_is_that_of_validation(tmp_path):
     )
 
 
-def test_a_refused_batch_is_halved_and_counted_once(tmp_path):
+REFUSALS = [RuntimeError("can't allocate memory"), SystemError("error return without exception set")]
+
+
+@pytest.mark.parametrize("error", REFUSALS)
+def test_a_refused_batch_is_halved_and_counted_once(tmp_path, error):
     events, sizes = [], []
 
     def two_at_most(inputs):
         sizes.append(len(inputs))
         if len(inputs) > 2:
-            raise RuntimeError("can't allocate memory")
+            raise error
         return always_even(inputs)
 
     found = evaluate_model(two_at_most, data(), make_run(tmp_path, [events.append]), 4)
