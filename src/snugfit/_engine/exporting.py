@@ -22,11 +22,11 @@ from snugfit._core.serial import to_data
 from snugfit._engine.inference import RunImages, run_images, task_of_run
 from snugfit._engine.loading import Architecture, ModuleOrFactory, load
 from snugfit._storage.digests import FileDigest, sync_file
-from snugfit._storage.manifest import listing
+from snugfit._storage.manifest import MANIFEST_FILE, listing
 from snugfit._storage.outputs import require_file, require_folder
 from snugfit._storage.tensor_file import MODEL_FILE
 from snugfit._training.task import measure
-from snugfit.errors import DataError, ModelError, UnusableInputError, first_line
+from snugfit.errors import DataError, ModelError, UnusableInputError, UsageError, first_line
 
 ONNX_FILE = "model.onnx"
 TOLERANCE = 1e-3
@@ -51,9 +51,7 @@ def export(
     options.check(format)
     target = folder if out is None else out
     if out is not None or folder.is_dir():
-        require_folder(target)
-        for name in (MODEL_FILE, ONNX_FILE, INT8_FILE, "architecture.json") if target.is_dir() else ():
-            require_file(target / name)
+        _require_target(folder, target)
     module, architecture = load(folder, model), Architecture.read(folder)
     if architecture.inputs and format != "safetensors":
         raise ModelError("the network takes several inputs, and ONNX export takes one image; use --format safetensors.")
@@ -69,7 +67,7 @@ def export(
         if format != "onnx":
             destination = target / MODEL_FILE
             if destination.resolve() != (folder / MODEL_FILE).resolve():
-                shutil.copyfile(folder / MODEL_FILE, destination)
+                _place(Path(shutil.copyfile(folder / MODEL_FILE, Path(scratch, MODEL_FILE))), destination)
             files.append(str(destination))
         if format != "safetensors":
             _place(draft, path)
@@ -80,6 +78,14 @@ def export(
             _place(draft, smaller)
             files.append(str(smaller))
     return {"files": files, "onnx_max_difference": difference, **found}
+
+
+def _require_target(folder: Path, target: Path) -> None:
+    if target.resolve() != folder.resolve() and (target / MANIFEST_FILE).exists():
+        raise UsageError(f"{target} is another run, whose model this would replace; choose another --out.")
+    require_folder(target)
+    for name in (MODEL_FILE, ONNX_FILE, INT8_FILE, "architecture.json") if target.is_dir() else ():
+        require_file(target / name)
 
 
 def _place(draft: Path, path: Path) -> None:
@@ -177,7 +183,7 @@ def onnx_difference(module: nn.Module, shape: tuple[int, int, int], path: Path, 
                 f"ONNX Runtime fails on images of {taken}: {first_line(error)}; nothing was written.{reason}"
             ) from error
         difference = float((torch.from_numpy(actual) - expected).abs().max())
-        if difference > TOLERANCE * max(1.0, float(expected.abs().max())):
+        if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):  # it may be NaN
             raise ModelError(f"ONNX Runtime's logits differ from PyTorch's by {difference:.2g}; nothing was written.")
         worst = max(worst, difference)
     return worst

@@ -1,9 +1,11 @@
 """A trained model in use: images as it was trained on them, every image of another folder, metadata in ONNX."""
 
+import errno
 import gzip
 import json
 import shutil
 import struct
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -194,6 +196,42 @@ def test_onnx_file_appears_only_after_it_was_checked(small_run, tmp_path, monkey
         export(run, format="onnx", model=pooled)
         found = snugfit.verify(run)
         assert found.sound and found.files == snugfit.verify(small_run).files + 1 and not found.extra
+
+
+def test_an_onnx_file_that_gives_nan_is_refused(small_run, tmp_path, monkeypatch):
+    path = tmp_path / "model.onnx"
+    network = snugfit.load(small_run, pooled)
+
+    class Session:
+        def get_inputs(self):
+            return [SimpleNamespace(name="images")]
+
+        def run(self, names, given):
+            return [np.full((len(given["images"]), 10), np.nan, np.float32)]
+
+    monkeypatch.setattr(exporting, "quiet_session", lambda path: Session())
+    with pytest.raises(ModelError, match="differ from PyTorch's by nan"):
+        exporting.onnx_difference(network, (1, 8, 8), path)
+
+
+def test_a_disk_that_fills_leaves_the_earlier_model(small_run, tmp_path, monkeypatch):
+    def fill(source, destination):
+        destination.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device", str(destination))
+
+    (tmp_path / "model.safetensors").write_bytes(b"earlier")
+    monkeypatch.setattr(exporting.shutil, "copyfile", fill)
+    with pytest.raises(OSError, match="No space left"):
+        export(small_run, tmp_path, format="safetensors", model=pooled)
+    assert (tmp_path / "model.safetensors").read_bytes() == b"earlier"
+
+
+def test_the_folder_of_another_run_is_no_place_for_an_export(small_run, tmp_path):
+    shutil.copytree(small_run, other := tmp_path / "other")
+    with pytest.raises(UsageError, match="other is another run, whose model this would replace"):
+        export(small_run, other, format="safetensors", model=pooled)
+    assert snugfit.verify(other).sound
+    assert export(other, other, format="safetensors", model=pooled)["files"] == [str(other / "model.safetensors")]
 
 
 def test_int8_is_smaller_and_measured_on_test_images(small_run, tmp_path, capfd):

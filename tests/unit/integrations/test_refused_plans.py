@@ -8,7 +8,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nothing is enfo
 
 
 def refused():
-    """What a budget says of a step that does not fit, and whether its batch is alive meanwhile; and of a large batch."""
+    """Whether the batch of a step that does not fit is alive in the handler; what a batch above the budget says."""
     import weakref
 
     import torch
