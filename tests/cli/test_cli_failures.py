@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from snugfit import errors
-from snugfit._cli import train
+from snugfit._cli import child_process, train
 from snugfit._cli.child_process import death_error
 from snugfit._cli.output import FailedError, explain
 
@@ -128,6 +130,16 @@ def test_a_home_that_no_user_has_is_told(snugfit, flag, code):
     outcome = snugfit("plan", "--model", "vgg16", flag, "~nobody-of-this-name/x")
     assert outcome.code == code and "internal error" not in outcome.err
     assert not code or "begins with ~ and a name that no user has" in outcome.err
+
+
+def test_a_child_that_is_killed_while_it_answers_is_explained(monkeypatch):
+    @contextlib.contextmanager
+    def child(job, server):
+        yield SimpleNamespace(wait=lambda: -signal.SIGKILL), iter(['{"run_dir": "runs/a"}\n', '{"result": {"plan'])
+
+    monkeypatch.setattr(child_process, "_child", child)
+    with pytest.raises(errors.WorkerLostError, match=r"killed by SIGKILL[\s\S]*--resume runs/a"):
+        child_process.run_job({"command": "train", "request": None, "resume": None})
 
 
 def test_an_abort_is_memory_only_under_a_limit():

@@ -48,6 +48,8 @@ def run_job(
     kills = memory_kills()
     with _child(job, server) as (child, messages):
         for line in messages:
+            if not line.endswith("\n"):  # the child was killed while it wrote it
+                break
             message = json.loads(line)
             if "row" in message:
                 if on_row is not None:
