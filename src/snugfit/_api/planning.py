@@ -265,11 +265,14 @@ def profile_request(
         trained: what trains; by default a side network if the model can have one, else everything.
 
     Raises:
+        UsageError: ``trained`` is given without ``activation_memory``.
         ModelError: a side network is to train, and the model can have none.
         InfeasibleBudgetError: ``tensors`` is set, and no operator can be timed within the memory budget.
     """
     from snugfit._engine.unit_profile import profile_units
 
+    if trained is not None and not activation_memory:
+        raise UsageError("trained= is for the activation memory of blocks; add activation_memory=True.")
     return profile_units(
         request,
         subscribers,

@@ -14,6 +14,7 @@ from torch import nn
 from snugfit._core.option_groups import ExportFormat, OnnxOptions, Split
 from snugfit._core.options import Count, checked, from_keywords
 from snugfit._engine import loading
+from snugfit.errors import UsageError
 
 
 def load(run: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
@@ -172,6 +173,9 @@ def draw_report(
     from snugfit._report.page import require_page, write_report
 
     chosen = from_keywords(PictureOptions, options)
+    if options and not pictures:
+        names = ", ".join(f"{name}=" for name in options)
+        raise UsageError(f"{names} given for a report without pictures; add pictures=True.")
     require_page(Path(run))  # before pictures are made, which takes a while
     if not pictures:
         return {"report": str(write_report(Path(run)))}

@@ -160,6 +160,8 @@ def test_what_no_run_could_show_is_refused(runs):
         draw_report(runs / "mxm", pictures=True, model=make, images=0)
     with pytest.raises(UnknownNameError, match=r"unknown option 'clases'\. Did you mean 'classes'"):
         draw_report(runs / "mxm", clases=(0, 1))
+    with pytest.raises(UsageError, match="classes=, images= given for a report without pictures"):
+        draw_report(runs / "mxm", classes=(0, 1), images=2)
 
 
 def test_images_are_taken_from_every_class_in_turn():

@@ -9,7 +9,7 @@ import snugfit
 from snugfit._core.option_groups import DataOptions, MachineOptions, ModelOptions, TrainingOptions
 from snugfit._core.request import Request
 from snugfit._engine.builder import assemble
-from snugfit.errors import ModelError
+from snugfit.errors import ModelError, UsageError
 from snugfit.memory import Baseline, MemoryLimit
 from snugfit.strategies.sidenet import activation_table as activations
 from snugfit.strategies.sidenet.activation_table import activation_table, prepare_network
@@ -88,5 +88,7 @@ def test_a_profile_has_it_when_asked():
     memory = data["activation_memory"]
     assert memory["trained"] == "head" and len(memory["blocks"]) == len(memory["true"]["blocks"])
     assert all(unit["seconds"] is None and unit["macs"] > 0 for unit in data["units"]), "nothing was timed for it"
+    with pytest.raises(UsageError, match="add activation_memory=True"):
+        snugfit.profile_request(request, trained="head")
     found = snugfit.profile_request(request)
     assert "activation_memory" not in found and all(unit["seconds"] is not None for unit in found["units"])
