@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from snugfit._storage.digests import Digester, FileDigest
+from snugfit._storage.files import storage_errors
 from snugfit._training.events import EpochDone, Event, StepDone
 
 METRICS_FILE = "metrics.csv"
@@ -34,7 +35,11 @@ class MetricsWriter:
         self._digester = Digester()
 
     def __call__(self, event: Event) -> None:
-        """Write the event's row, if it has one."""
+        """Write the event's row, if it has one.
+
+        Raises:
+            OutOfStorageError, CheckpointError: it cannot be written.
+        """
         if isinstance(event, StepDone):
             self._seconds += event.seconds
             sizes = {"current_bytes": event.current_bytes, "peak_bytes": event.peak_bytes}
@@ -78,7 +83,7 @@ class MetricsWriter:
             writer.writeheader()
         cells |= {"loss": _short(event.loss), "accuracy": _short(event.accuracy), "seconds": _short(self._seconds)}
         writer.writerow({"phase": event.phase, "epoch": event.epoch, **cells})
-        with self.path.open("a", newline="") as file:
+        with storage_errors(self.path), self.path.open("a", newline="") as file:
             file.write(text.getvalue())
         self._digester.write(text.getvalue())
 

@@ -1,11 +1,13 @@
 """metrics.csv: its rows, and their agreement with the checkpoint that a run resumes from."""
 
 import csv
+from pathlib import Path
 
 import pytest
 
 from snugfit._training.events import EpochDone, Notice, StepDone
 from snugfit._training.metrics import COLUMNS, MetricsWriter
+from snugfit.errors import OutOfStorageError
 
 
 def step(number, seconds=0.5, epoch=0, phase="block 1: a, b"):
@@ -20,6 +22,12 @@ def rows(path):
 @pytest.fixture
 def writer(tmp_path):
     return MetricsWriter(tmp_path / "metrics.csv")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device here")
+def test_a_full_disk_is_one_clear_error():
+    with pytest.raises(OutOfStorageError, match="no space left on the device while writing /dev/full"):
+        MetricsWriter(Path("/dev/full"))(step(1))
 
 
 def test_rows_by_hand(writer):
