@@ -153,7 +153,7 @@ def _train_in_launch(api: Any, job: dict[str, Any], subscribers: Subscribers) ->
     with connected(device) as commands:
         api.prepare_process(share_of_threads(world(), job["threads"]))
         if commands is not None and not commands.heartbeat.here.is_gateway:
-            return serve(commands)
+            return serve(commands, device)
         return _train_at_gateway(api, job, subscribers)
 
 

@@ -58,9 +58,12 @@ def commands_of_run() -> Commands | None:
     return _connected[0] if _connected else None
 
 
-def serve(commands: Commands) -> dict[str, Any]:
-    """Work for the gateway until it ends, as its strategy says; returns rank and peak bytes of this process."""
-    rank, device = commands.heartbeat.here.rank, choose_device(None)
+def serve(commands: Commands, name: str | None = None) -> dict[str, Any]:
+    """Work for the gateway until it ends, as its strategy says; returns rank and peak bytes of this process.
+
+    ``name`` is that of the device, as :func:`connected` is given it.
+    """
+    rank, device = commands.heartbeat.here.rank, choose_device(name)
     resting = baseline(None, device)
     task = json.loads(commands.receive())
     if not task:
