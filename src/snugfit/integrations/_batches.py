@@ -38,9 +38,11 @@ def example_of(loader: DataLoader[Any], count: int, device: torch.device) -> Any
     """A batch (count, ...) on a device, of the first items, which repeat if there are fewer; nothing is drawn.
 
     Raises:
-        UsageError: the loader's data set has no indices.
+        UsageError: the loader's data set has no indices, or no items.
     """
     _require_indices(loader)
+    if not len(loader.dataset):  # type: ignore[arg-type]
+        raise UsageError("a memory budget needs an example, and the loader's data set is empty.")
     with drawing_nothing():
         items = [loader.dataset[index % len(loader.dataset)] for index in range(count)]  # type: ignore[arg-type]
         return _changed(lambda tensor: tensor.to(device), loader.collate_fn(items))

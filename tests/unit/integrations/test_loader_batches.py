@@ -66,6 +66,11 @@ def test_an_example_of_a_stream_is_refused():
         example_of(DataLoader(Stream(), batch_size=2), 2, CPU)
 
 
+def test_an_example_of_no_items_is_refused():
+    with pytest.raises(UsageError, match="the loader's data set is empty"):
+        example_of(loader_of(0, batch_size=2), 2, CPU)
+
+
 def test_batches_of_tokenizers_are_parts_of_the_same_kind():
     batch = UserDict(tokens=torch.zeros(4, 3), scale=torch.zeros(2))
     some = first_of(batch, 2)
