@@ -111,6 +111,14 @@ def test_an_interruption_names_the_run_folder(snugfit, flags):
     assert outcome.err == "error: interrupted.\n`snugfit train --resume interrupted` continues the run.\n"
 
 
+def test_a_command_that_an_error_gives_can_be_copied(snugfit):
+    outcome = snugfit("train", "--model", "sigkill", "--out", "my run", "--quiet")
+    assert outcome.err.endswith("`snugfit train --resume 'my run'` continues the run.\n")
+    (Path("my run") / "plan.json").parent.mkdir()
+    (Path("my run") / "plan.json").touch()
+    assert "continue it with --resume 'my run'." in snugfit("train", "--out", "my run").err
+
+
 def test_an_interruption_between_planning_and_training_names_the_run_folder(snugfit, monkeypatch):
     run_job = train.run_job
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from snugfit._cli.output import FailedError, unreported
@@ -80,7 +81,7 @@ def _interruption(message: str, run_dir: str | None) -> InterruptedRunError:
 
 def resume_hint(run_dir: str | None) -> str:
     """A line to add to an error, which says how a run is continued; empty without one."""
-    return f"\n`snugfit train --resume {run_dir}` continues the run." if run_dir else ""
+    return f"\n`snugfit train --resume {quote(run_dir)}` continues the run." if run_dir else ""
 
 
 def is_finished(run_dir: str | None) -> bool:

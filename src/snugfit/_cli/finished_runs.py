@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -206,7 +207,7 @@ def draw_after_training(run_dir: str) -> str | None:
     except KeyboardInterrupt as error:
         raise unreported(run_dir) from error
     except Exception as error:
-        note(f"warning: the report was not drawn, {explain(error)}\n`snugfit report {run_dir}` tries again.")
+        note(f"warning: the report was not drawn, {explain(error)}\n`snugfit report {quote(run_dir)}` tries again.")
         return None
 
 

@@ -7,6 +7,7 @@ import math
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
+from shlex import quote
 from typing import Any
 
 from snugfit._core.record import SCHEMA
@@ -70,7 +71,7 @@ def unreported(run_dir: str) -> InterruptedRunError:
     """The interruption of a run that is finished."""
     return InterruptedRunError(
         f"interrupted; the run in {run_dir} is finished, and only its report is missing.\n"
-        f"`snugfit report {run_dir}` draws it."
+        f"`snugfit report {quote(run_dir)}` draws it."
     )
 
 

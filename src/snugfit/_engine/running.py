@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from torch import nn
@@ -118,7 +119,7 @@ def reopen(
     if plan.choice is None:
         raise infeasible_error(plan)
     if (folder / "record.json").exists():
-        raise UsageError(f"the run in {folder} is finished; `snugfit report {folder}` draws its page.")
+        raise UsageError(f"the run in {folder} is finished; `snugfit report {quote(str(folder))}` draws its page.")
     if request.model.model == FROM_PYTHON and model is None:
         raise UsageError("this run trained a module of your own; pass it again: snugfit.resume(run, model=...).")
     if request.data.data == FROM_PYTHON and data is None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from shlex import quote
 
 from snugfit._core.documents import read_data
 from snugfit._core.serial import to_data
@@ -238,7 +239,7 @@ class Manifest:
             more = f", and {len(flaws) - 1} more files are not sound" if len(flaws) > 1 else ""
             raise CheckpointError(
                 f"{flaws[0].path} {flaws[0].reason}{more}. Restore it from a copy, or start a new run; "
-                f"`snugfit verify {self.folder}` names every such file."
+                f"`snugfit verify {quote(str(self.folder))}` names every such file."
             )
 
     def _write(self, files: dict[str, States]) -> None:

@@ -9,6 +9,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import IO
 
 from snugfit._core.paths import expanded
@@ -35,7 +36,8 @@ def require_run_folder(folder: str | Path) -> None:
     """
     with _refusing(folder, OUT):
         if Path(folder).is_dir() and any(path.name != LOCK_FILE for path in Path(folder).iterdir()):
-            raise UsageError(f"{folder} is not empty; choose another --out, or continue it with --resume {folder}.")
+            again = f"--resume {quote(str(folder))}"
+            raise UsageError(f"{folder} is not empty; choose another --out, or continue it with {again}.")
     require_folder(folder)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 
 from snugfit._core import documents
@@ -46,7 +47,8 @@ def read_record(folder: Path) -> Record:
     path = folder / "record.json"
     check_files(folder, path.name)
     if not path.exists() and (folder / "plan.json").exists():
-        raise CheckpointError(f"the run in {folder} is not finished; continue it with snugfit train --resume {folder}.")
+        again = f"snugfit train --resume {quote(str(folder))}"
+        raise CheckpointError(f"the run in {folder} is not finished; continue it with {again}.")
     if not path.exists():
         raise CheckpointError(f"{folder} is not a run folder, or incomplete: it has no {path.name}.")
     return documents.read_as(_checked, path, CheckpointError, "Restore it or train again.")

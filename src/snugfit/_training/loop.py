@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from shlex import quote
 
 from torch import Tensor
 
@@ -157,7 +158,7 @@ def stop_if_requested(run: Run) -> None:
         InterruptedRunError: a stop was requested.
     """
     if run.stop.requested:
-        raise InterruptedRunError(f"stopped; continue with: snugfit train --resume {run.folder}")
+        raise InterruptedRunError(f"stopped; continue with: snugfit train --resume {quote(str(run.folder))}")
 
 
 def _settle(trainable: Trainable, source: BatchSource, batch_size: int, phase: str, run: Run) -> None:
