@@ -241,7 +241,10 @@ def _decode(
 def _image_paths(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    paths = sorted(p for p in path.rglob("*") if p.suffix.lower() in _SUFFIXES and not p.name.startswith("."))
+    if not path.exists():
+        raise DataError(f"{path} does not exist; give an image, or a folder of images.")
+    named = sorted(p for p in path.rglob("*") if p.suffix.lower() in _SUFFIXES and not p.name.startswith("."))
+    paths = [p for p in named if not p.is_dir()]
     if not paths:
         raise DataError(f"there are no images in {path} (looked for {', '.join(_SUFFIXES)}).")
     return paths

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
-from snugfit._engine.inference import _decode
+from snugfit._engine.inference import _decode, _image_paths
 from snugfit.errors import DataError
 
 
@@ -23,3 +24,16 @@ def test_readable_photos_keep_their_places_beside_broken_ones():
 def test_a_batch_of_broken_ones_is_empty():
     broken = []
     assert _decode([Path("broken.jpg")], decoder, broken) == ([], None) and len(broken) == 1
+
+
+def test_a_folder_that_is_named_like_an_image_is_none(tmp_path):
+    (tmp_path / "holiday.jpg").mkdir()
+    (tmp_path / "holiday.jpg" / "1.png").touch()
+    assert _image_paths(tmp_path) == [tmp_path / "holiday.jpg" / "1.png"]
+
+
+def test_a_folder_that_does_not_exist_is_told(tmp_path):
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        _image_paths(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="there are no images in"):
+        _image_paths(tmp_path)
