@@ -181,6 +181,7 @@ def test_version(snugfit):
         (["cluster", "doctor", "--timeout", "10"], "--timeout must be a duration"),
         (["cluster", "plan", "--model", "m", "--image-size", "-1"], "--image-size must be"),
         (["train", "--resume", "run", "--epochs", "3", "--lr", "1"], "--epochs, --lr"),
+        (["train", "--resume", "run", "--epochs", "10"], "leave out all other options of a run"),
     ],
 )
 def test_usage_errors_are_two_lines_at_most_and_exit_2(tokens, says, snugfit):

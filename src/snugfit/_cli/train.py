@@ -114,8 +114,9 @@ def _started(request: Request, output: OutputOptions) -> dict[str, Any]:
 
 
 def _resumed(run_dir: str, flags: RequestFlags, output: OutputOptions) -> dict[str, Any]:
-    if flags.changed():
-        raise UsageError(f"--resume continues a run as it was started; leave out {', '.join(flags.changed())}.")
+    if flags is not NO_FLAGS:  # a flag was given; its value may be the default
+        names = ", ".join(flags.changed()) or "all other options of a run"
+        raise UsageError(f"--resume continues a run as it was started; leave out {names}.")
     request = _request_of(run_dir)
     if request is not None:
         _take_part(request)
