@@ -61,9 +61,12 @@ def baseline(threads: int | None = None, device: torch.device = PROCESSOR) -> Ba
 
 
 def choose_device(name: str | None) -> torch.device:
-    """The device of that name; by default CUDA if there is one."""
+    """The device of that name; by default CUDA if there is one.
+
+    Without a number it is the current GPU: in a launch that of the local rank.
+    """
     if name is None:
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -75,6 +78,8 @@ def choose_device(name: str | None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise UsageError(f"this machine has {count} CUDA device{'s' * (count != 1)}, and no {name}; use cuda:0.")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
     return torch.device(device.type, device.index or 0) if has_own_memory(device) else device
 
 

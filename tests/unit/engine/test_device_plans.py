@@ -102,6 +102,18 @@ def test_a_gpu_that_is_not_there_is_a_usage_error(monkeypatch):
         process.choose_device("cuda:7")
 
 
+def test_a_gpu_without_a_number_is_the_current_one(monkeypatch):
+    """Processes of a launch have chosen that of their local rank; asking for it earlier would start CUDA."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    found = [str(process.choose_device(name)) for name in (None, "cuda", "cuda:0")]
+    assert found == ["cuda:1", "cuda:1", "cuda:0"]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert process.choose_device(None) == process.choose_device("cuda") == GPU
+
+
 def test_host_memory_is_a_budget_beside_a_device_alone():
     options = BudgetOptions(memory="1GB", host_memory="2GB")
     assert settled_budget(options, None).host_memory_bytes == 2000 * MB
