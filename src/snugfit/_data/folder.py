@@ -89,7 +89,7 @@ def _class_images(folder: Path, class_names: Sequence[str], decoder: Decoder, li
         for path in walk(folder / name, EXTENSIONS, links):
             files.append(path)
         if len(files) == before:
-            raise DataError(f"the class folder {folder / name} holds no jpg, png or webp images. Fill or remove it.")
+            raise DataError(f"the class folder {folder / name} holds no jpg, png, webp or bmp; fill or remove it.")
         counts.append(len(files) - before)
     if len(files) <= CHECKED_FILES:
         check_headers(files[index] for index in range(len(files)))

@@ -24,7 +24,6 @@ from snugfit._data.sets import MOST_CLASSES, check_class_count
 from snugfit.errors import DataError
 
 _FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
-_SUFFIXES = EXTENSIONS | {".bmp"}
 _CHECKED_FILES = 20_000
 LARGEST_LABELS = 1 << 24
 """Bytes of the labels of one image."""
@@ -90,7 +89,7 @@ class YoloFolder:
         return sorted(files)
 
     def _images_below(self, folder: Path) -> list[Path]:
-        return walk(folder, _SUFFIXES, self.links) if folder.is_dir() else []
+        return walk(folder, EXTENSIONS, self.links) if folder.is_dir() else []
 
 
 def read_boxes(path: Path, image_size: int, workers: int) -> BoxedData:

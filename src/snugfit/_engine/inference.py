@@ -20,7 +20,7 @@ from snugfit._core.record import PRECISIONS
 from snugfit._core.request import Request
 from snugfit._core.workload import TaskName
 from snugfit._data import ImageSet, Transform, image_folder
-from snugfit._data.decode import Decoder, upright_size
+from snugfit._data.decode import EXTENSIONS, Decoder, upright_size
 from snugfit._data.prepared import AsIs
 from snugfit._engine.loading import Architecture, ModuleOrFactory, load
 from snugfit._engine.tasks import rules_of
@@ -31,7 +31,6 @@ from snugfit.errors import DataError, UsageError
 
 _BATCH = 64
 _SPLITS = ("train", "val", "test")
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _MIN_SCORE = 0.25
 """Least score of a predicted box; darknet's demonstrations take 0.24."""
 
@@ -243,8 +242,8 @@ def _image_paths(path: Path) -> list[Path]:
         return [path]
     if not path.exists():
         raise DataError(f"{path} does not exist; give an image, or a folder of images.")
-    named = sorted(p for p in path.rglob("*") if p.suffix.lower() in _SUFFIXES and not p.name.startswith("."))
+    named = sorted(p for p in path.rglob("*") if p.suffix.lower() in EXTENSIONS and not p.name.startswith("."))
     paths = [p for p in named if not p.is_dir()]
     if not paths:
-        raise DataError(f"there are no images in {path} (looked for {', '.join(_SUFFIXES)}).")
+        raise DataError(f"there are no images in {path} (looked for {', '.join(sorted(EXTENSIONS))}).")
     return paths

@@ -39,7 +39,7 @@ def test_three_parts_are_used_as_they_are(write_folder):
     assert "/val/" in str(splits.val.files[0]) and "/test/" in str(splits.test.files[0])
 
 
-@pytest.mark.parametrize("extension", ["jpg", "png", "webp", "JPEG"])
+@pytest.mark.parametrize("extension", ["jpg", "png", "webp", "bmp", "JPEG"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pixels_and_labels_agree(write_folder, extension, workers):
     splits = load_folder(write_folder(extension=extension), workers=workers)
@@ -109,7 +109,7 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
 
 
-@pytest.mark.parametrize("extension", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("extension", ["jpg", "png", "webp", "bmp"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_truncated_image_is_named_when_read(write_folder, tmp_path, extension, workers):
     root = write_folder(count=10)
@@ -135,7 +135,7 @@ def test_file_that_is_no_image_is_named_at_once(write_folder, content):
 def test_empty_class_folder(write_folder):
     root = write_folder()
     (root / "wasps").mkdir()
-    with pytest.raises(DataError, match=r"wasps holds no jpg, png or webp"):
+    with pytest.raises(DataError, match=r"wasps holds no jpg, png, webp or bmp"):
         load_folder(root)
 
 
