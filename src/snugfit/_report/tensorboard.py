@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from typing import Any
 
 from snugfit._training.events import EpochDone, Event, ExitMeasured, RunDone, RunStarted, StepDone, Subscriber
@@ -15,16 +16,19 @@ else:
 
 
 class TensorBoardEvents:
-    """Subscriber that writes loss, accuracy, learning rate and memory per step, and validation accuracy per epoch."""
+    """Subscriber that writes loss, accuracy, learning rate and memory per step, and validation accuracy per epoch.
+
+    Steps are counted within a phase, so that a resumed run continues its curves.
+    """
 
     def __init__(self) -> None:
         self._writer: Any = None
-        self._step = 0
 
     def __call__(self, event: Event) -> None:
         """Write an event."""
         if isinstance(event, RunStarted):
             self._writer = SummaryWriter(event.run_dir, max_queue=100)
+            atexit.register(self._writer.close)  # of an interrupted run, too, whose last events would be lost
         elif self._writer is None:
             return
         elif isinstance(event, StepDone):
@@ -39,13 +43,13 @@ class TensorBoardEvents:
             self._writer.add_scalar("exits/val_accuracy", event.val_accuracy, event.index)
         elif isinstance(event, RunDone):
             self._writer.close()
+            atexit.unregister(self._writer.close)
 
     def _write_step(self, event: StepDone) -> None:
-        self._step += 1
-        for name in ("loss", "accuracy", "lr"):
+        step = event.epoch * event.steps + event.step
+        for name in ("loss", "accuracy", "lr", "peak_bytes"):
             if (value := getattr(event, name)) is not None:
-                self._writer.add_scalar(f"{event.phase}/{name}", value, self._step)
-        self._writer.add_scalar("memory/peak_bytes", event.peak_bytes, self._step)
+                self._writer.add_scalar(f"{event.phase}/{name}", value, step)
 
 
 def tensorboard_subscribers() -> tuple[Subscriber, ...]:
