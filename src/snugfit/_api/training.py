@@ -15,6 +15,7 @@ from snugfit._api.trained_models import draw_report, export, load
 from snugfit._core.options import from_keywords
 from snugfit._core.record import Record
 from snugfit._engine import running
+from snugfit._storage.files import replacing
 from snugfit._storage.tensor_file import MODEL_FILE
 from snugfit._training.events import Subscriber
 from snugfit._training.own_parts import OwnParts
@@ -60,8 +61,14 @@ class TrainedRecord:
         return load(self.record.run_dir, self.module)
 
     def save(self, path: str | Path) -> Path:
-        """Copy the trained weights (safetensors) to ``path``."""
-        return Path(shutil.copyfile(Path(self.record.run_dir) / MODEL_FILE, path))
+        """Copy the trained weights (safetensors) to ``path``.
+
+        Raises:
+            OutOfStorageError, CheckpointError: it cannot be written; an older file is as it was.
+        """
+        with (Path(self.record.run_dir) / MODEL_FILE).open("rb") as weights, replacing(Path(path)) as file:
+            shutil.copyfileobj(weights, file)
+        return Path(path)
 
     def report(self, pictures: bool = False) -> Path:
         """Draw the run's page, ``report.html`` in its folder; see :func:`snugfit.draw_report` for its pictures."""

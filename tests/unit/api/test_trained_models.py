@@ -15,9 +15,10 @@ from torch import nn
 
 import snugfit
 from snugfit import evaluate, export, predict
+from snugfit._api.training import TrainedRecord
 from snugfit._engine import exporting
 from snugfit._engine.loading import Architecture
-from snugfit.errors import DataError, ModelError, UsageError
+from snugfit.errors import CheckpointError, DataError, ModelError, OutOfStorageError, UsageError
 
 COUNT = 40
 
@@ -278,3 +279,21 @@ def test_int8_file_appears_only_after_it_was_measured(small_run, tmp_path, monke
 def test_options_of_onnx_are_checked_first(options, says):
     with pytest.raises(UsageError, match=says):
         export("no/run", **options)
+
+
+def test_saving_keeps_the_older_file_where_the_disk_is_full(tmp_path, monkeypatch):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    saved = tmp_path / "saved.safetensors"
+    record = TrainedRecord(SimpleNamespace(run_dir=str(tmp_path)))
+    assert record.save(saved) == saved and saved.read_bytes() == b"weights"
+
+    def full(source, target):
+        target.write(source.read(3))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(OutOfStorageError, match=r"saved\.safetensors"):
+        record.save(str(saved))
+    assert saved.read_bytes() == b"weights" and len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(CheckpointError, match=r"cannot write .*missing"):
+        record.save(tmp_path / "missing" / "saved.safetensors")
