@@ -74,6 +74,15 @@ def test_hosts_are_reached_by_ssh_and_meet_on_the_first(snug, monkeypatch):
     assert there[-5:] == ["--module", "snugfit", "train", "--out", "a b"]
 
 
+def test_paths_of_a_host_may_begin_with_its_home(snug, tmp_path):
+    (tmp_path / "cluster.yaml").write_text(
+        HOSTS.replace("/opt/env/bin/", "~/my env/bin/").replace("my work", "~/my work")
+    )
+    code, out, _ = snug("launch", "--hosts", "cluster.yaml", "--dry-run", "--", "train")
+    there = shlex.split(out.splitlines()[0])[-1]
+    assert code == 0 and there.startswith("cd ~/'my work' && exec env ") and " ~/'my env/bin/python' -m " in there
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

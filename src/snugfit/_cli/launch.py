@@ -232,12 +232,18 @@ def _over_ssh(where: ClusterOptions, terms: Terms, program: Sequence[str]) -> tu
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         environment |= {"GLOO_SOCKET_IFNAME": interface} if interface else {}
         variables = [f"{name}={value}" for name, value in {**environment, **_timeouts(where)}.items()]
-        agent = ["env", *variables, host.python, "-m", AGENT, *options, "--module", *program]
-        there = f"cd {shlex.quote(host.directory)} && " if host.directory else ""
+        before, after = ["env", *variables], ["-m", AGENT, *options, "--module", *program]
+        agent = f"{shlex.join(before)} {_quoted(host.python)} {shlex.join(after)}"
+        there = f"cd {_quoted(host.directory)} && " if host.directory else ""
         login = f"{host.user}@{host.address}" if host.user else host.address
-        command = (*SSH, login, f"{there}exec {shlex.join(agent)}")
+        command = (*SSH, login, f"{there}exec {agent}")
         commands.append(Start(host.address, command, processes=host.processes, remote=True))
     return tuple(commands)
+
+
+def _quoted(path: str) -> str:
+    """A path of another host for its shell, which puts the home folder in the place of ``~``."""
+    return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 
 def _timeouts(where: ClusterOptions) -> dict[str, str]:
