@@ -19,7 +19,7 @@ from snugfit._core.workload import Workload
 from snugfit._planner.calibration import PastRun, corrected, correction
 from snugfit._quantities import format_bytes
 from snugfit._training.strategy import Strategy
-from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError, ModelError
+from snugfit.errors import MEMORY_ERRORS, InfeasibleBudgetError, InfeasibleTimeError, ModelError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
 from snugfit.profiling import (
     META_PASS_BYTES,
@@ -115,7 +115,7 @@ class MeasurementContext:
         """Measure probes; only lower bounds if the budget has no headroom for measuring, even between two steps."""
         try:
             return measure_probes(probes, self.meter, self.limit, self.on_measured, self.known)
-        except (RuntimeError, MemoryError, SystemError) as error:
+        except MEMORY_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
         with self.limit.allow_address_space(META_PASS_BYTES):

@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 
 from snugfit._core.profile import ProbeLine, ProbePoint
+from snugfit.errors import MEMORY_ERRORS
 from snugfit.memory import MemoryLimit, PeakMeter, fit_line, is_out_of_memory, release_memory, trim_heap
 from snugfit.memory.device import release_devices, synchronize
 
@@ -246,7 +247,7 @@ class _Attempt:
             with self.limit.allow_kernels():
                 self.step = self.probe.build()
             self.built = self.meter.mark() - before
-        except (RuntimeError, MemoryError, SystemError) as error:
+        except MEMORY_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
             return
@@ -313,7 +314,7 @@ class _Attempt:
             if seconds < LONG_STEP_SECONDS or self.probe.warm_up or new > FEW_KERNELS * peak:
                 seconds, new = _timed(step, batch, self.limit.device), 0
                 peak, rested = self.meter.mark(), self._rest()
-        except (RuntimeError, MemoryError, SystemError) as error:
+        except MEMORY_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
         else:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_iter
 
 from snugfit._chain import Chain
 from snugfit._core.profile import OperatorStats, Saved, Scratch, StepSeconds, TensorProfile, TensorStats
-from snugfit.errors import ModelError, first_line
+from snugfit.errors import MEMORY_ERRORS, ModelError, first_line
 from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
 from snugfit.memory.tensors import storage_id
 from snugfit.profiling.operator import Kept, KernelContext, Operator, SavedTensor, Timed, enough, timed, typical
@@ -119,7 +119,7 @@ def _at_falling_batches(measure: Callable[[int], T], batch: int, tries: int = 64
         tries -= 1
         try:
             return measure(batch)
-        except (RuntimeError, MemoryError) as error:
+        except MEMORY_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
         release_memory()

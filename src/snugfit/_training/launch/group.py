@@ -14,7 +14,7 @@ from torch.distributed import Store
 
 from snugfit._training.launch.store import await_name, connect, host_store, sealed_set, within
 from snugfit._training.launch.world import World
-from snugfit.errors import SnugfitError, UsageError, WorkerLostError
+from snugfit.errors import SnugfitError, UsageError, WorkerLostError, first_line
 
 _GRACE_SECONDS = 2.0
 _ANY_PORT = 9
@@ -67,7 +67,7 @@ def _unconnected(here: World, error: RuntimeError) -> SnugfitError:
             "TLS takes a build with USE_GLOO_WITH_OPENSSL.\nUnset GLOO_DEVICE_TRANSPORT, and keep to trusted networks."
         )
     return WorkerLostError(
-        f"the {here.size} processes found each other but could not connect: {str(error).splitlines()[0]}\n"
+        f"the {here.size} processes found each other but could not connect: {first_line(error)}\n"
         "Look whether a firewall lies between the hosts, or name the network with --interface."
     )
 

@@ -17,6 +17,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from snugfit._training.launch.control import Control
 from snugfit._training.launch.store import dial, split_endpoint, within
+from snugfit.errors import first_line
 
 BACKEND = "snugfit"
 """Name of this rendezvous for ``torchrun --rdzv-backend``."""
@@ -51,7 +52,7 @@ class Reach:
         try:
             store = within(self.limit, lambda: self._exchange(endpoint, payload))
         except (RuntimeError, TimeoutError, ValueError) as error:
-            return str(error).splitlines()[0][:200]
+            return first_line(error)[:200]
         self._generation += 1
         self._last = time.monotonic()
         threading.Thread(target=self._ask, args=(store, self._generation), name="snugfit-reach", daemon=True).start()

@@ -27,7 +27,7 @@ from snugfit._training.run import Run
 from snugfit._training.seeding import derive_seed, seed_all
 from snugfit._training.strategy import TrainingData
 from snugfit._training.task import precision_context
-from snugfit.errors import BudgetExceededError, DivergedError
+from snugfit.errors import MEMORY_ERRORS, BudgetExceededError, DivergedError
 from snugfit.memory import is_out_of_memory, release_memory
 from snugfit.memory.scratch import ScratchFile, stored_bytes
 from snugfit.memory.tensors import tensor_peak_bytes
@@ -285,7 +285,7 @@ class _ElasticRun:
         try:
             with run.limit.reserve(SPARE_BYTES + coming):
                 peak = self._dry_peak(state)
-        except (RuntimeError, MemoryError) as error:
+        except MEMORY_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
             peak = None

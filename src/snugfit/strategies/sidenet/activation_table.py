@@ -17,7 +17,7 @@ from snugfit._core.serial import to_data
 from snugfit._core.workload import Workload
 from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.task import precision_context
-from snugfit.errors import ModelError
+from snugfit.errors import MEMORY_ERRORS, ModelError
 from snugfit.lean import enable_inplace, release_images, use_lean
 from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
 from snugfit.memory.activation import ActivationMemory
@@ -110,7 +110,7 @@ def _measured(module: nn.Module, workload: Workload, device: torch.device, true:
         return None
     try:
         return step_peak(module, workload, device)
-    except (RuntimeError, MemoryError) as error:
+    except MEMORY_ERRORS as error:
         if not is_out_of_memory(error):
             raise
     release_memory()
