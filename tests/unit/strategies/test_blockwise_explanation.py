@@ -65,7 +65,7 @@ def test_the_number_of_modules_has_a_reason():
         return [each for each in found if "other settings" not in each][-1]
 
     units = ((0, 0, ""), (1, 1, ""), (2, 2, ""))
-    assert last((0, 2, "")) == "In smaller budgets the modules are more, each with a local loss."
+    assert last((0, 2, "")) == "Smaller budgets take more modules, each with a local loss."
     fewer = "Fewer modules, which come closer to backpropagation, do not fit"
     fewest = fewer + ", or only at a batch below 16."
     assert last((0, 1, ""), (2, 2, "")) == last(*units) == fewest

@@ -48,7 +48,7 @@ def explain_choice(modules: Sequence[tuple[int, int, str]], batch: int, option: 
     if option:
         return f"{option} keeps one unit per module; otherwise modules are as few as the budget allows."
     if len(modules) == 1:
-        return "In smaller budgets the modules are more, each with a local loss."
+        return "Smaller budgets take more modules, each with a local loss."
     return f"Fewer modules, which come closer to backpropagation, do not fit{or_smaller(batch)}."
 
 
