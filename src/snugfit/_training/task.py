@@ -23,7 +23,7 @@ from snugfit._training.losses import Loss, binary_loss, focal_loss
 from snugfit._training.own_metrics import Metric, update
 from snugfit.detection import MeanAveragePrecision, detections, yolov2_loss
 from snugfit.detection.precision import THRESHOLD
-from snugfit.errors import UsageError
+from snugfit.errors import UsageError, first_line
 from snugfit.memory.autocast import autocast
 
 LEAST_SAMPLES = 20
@@ -326,7 +326,7 @@ def precision_context(inputs: Tensor, precision: Precision) -> Iterator[None]:
         with autocast(inputs.device.type, getattr(torch, precision)):
             yield
     except NotImplementedError as error:
-        what = (str(error).splitlines() or [""])[0]
+        what = first_line(error)
         if f"not implemented for '{_NAMES[precision]}'" not in what:  # torch's own words; others are the network's
             raise
         raise UsageError(f"--precision {precision}: {what} on this device; use another one.") from error

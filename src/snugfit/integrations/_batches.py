@@ -41,10 +41,11 @@ def example_of(loader: DataLoader[Any], count: int, device: torch.device) -> Any
         UsageError: the loader's data set has no indices, or no items.
     """
     _require_indices(loader)
-    if not len(loader.dataset):  # type: ignore[arg-type]
+    data: Any = loader.dataset
+    if not len(data):
         raise UsageError("a memory budget needs an example, and the loader's data set is empty.")
     with drawing_nothing():
-        items = [loader.dataset[index % len(loader.dataset)] for index in range(count)]  # type: ignore[arg-type]
+        items = [data[index % len(data)] for index in range(count)]
         return _changed(lambda tensor: tensor.to(device), loader.collate_fn(items))
 
 
