@@ -41,12 +41,13 @@ def _graph(module: fx.GraphModule) -> str:
 
     def said(node: fx.Node) -> str:
         arguments = map_arg((node.args, node.kwargs), lambda other: f"%{numbers[other]}")
-        return f"{node.op} {_target(module, node)} {arguments}"
+        return f"{node.op} {describe_node(module, node)} {arguments}"
 
     return "\n".join(said(node) for node in numbers if node.op != "placeholder")
 
 
-def _target(module: fx.GraphModule, node: fx.Node) -> str:
+def describe_node(module: nn.Module, node: fx.Node) -> str:
+    """What a node of a graph computes, without its arguments; see :func:`describe`."""
     if node.op == "call_module":
         return describe(module.get_submodule(str(node.target)))
     if node.op == "get_attr":

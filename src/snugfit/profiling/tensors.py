@@ -25,7 +25,8 @@ from snugfit._core.profile import OperatorStats, Saved, Scratch, StepSeconds, Te
 from snugfit.errors import MEMORY_ERRORS, ModelError, first_line
 from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
 from snugfit.memory.tensors import storage_id
-from snugfit.profiling.operator import Kept, KernelContext, Operator, SavedTensor, Timed, enough, timed, typical
+from snugfit.profiling.description import describe_node
+from snugfit.profiling.operator import Kept, KernelContext, Operator, SavedTensor, Timed, Times, enough, timed, typical
 
 MAP_BYTES = 32_000_000
 """Largest feature map that is timed; an operator takes about four times as much memory."""
@@ -129,12 +130,17 @@ def _at_falling_batches(measure: Callable[[int], T], batch: int, tries: int = 64
 
 @dataclass
 class _Found:
-    """Results so far: the operators, the number of feature maps, and the operator whose output enters the next unit."""
+    """Results so far: the operators, the number of feature maps, and the operator whose output enters the next unit.
+
+    ``times`` are those of operators by their computation as text, ``updates`` the seconds of updates by shape.
+    """
 
     batch: int
     operators: list[OperatorStats] = field(default_factory=list)
     maps: int = 0
     entry: tuple[int, int] = (-1, 0)
+    times: dict[str, Times] = field(default_factory=dict)
+    updates: dict[tuple[int, ...], float] = field(default_factory=dict)
 
     def new_map(self) -> int:
         self.maps += 1
@@ -187,6 +193,7 @@ class _UnitTimer(fx.Interpreter):
         operator = Operator(
             call, arguments, self._maps(n), self._parameters(n), self.held, self._constants(n), self.kernels
         )
+        operator.times = self.found.times.setdefault(self._computation(n, operator), operator.times)
         if not operator.places and not operator.parameters:
             return call(*arguments)
         try:
@@ -198,6 +205,19 @@ class _UnitTimer(fx.Interpreter):
             raise ModelError(
                 f"{n.target} ({self._kind(n)}) cannot be timed alone: {reason}. Train this model with another strategy."
             ) from error
+
+    def _computation(self, node: fx.Node, operator: Operator) -> str:
+        """What a node computes, in which mode, on which shapes; operators with equal texts cost the same."""
+        owner = self.module.get_submodule(str(node.target)) if node.op == "call_module" else nn.Identity()
+        modes = [module.training for module in owner.modules()]
+        given = [
+            (tuple(leaf.shape), leaf.stride(), leaf.dtype, place in operator.places)
+            if isinstance(leaf, Tensor)
+            else leaf
+            for place, leaf in enumerate(operator.leaves)
+        ]
+        trained = [tuple(parameter.shape) for parameter in operator.parameters.values()]
+        return f"{describe_node(self.module, node)} {modes} {given} {trained}"
 
     def _sources(self, node: fx.Node) -> Iterator[tuple[fx.Node, Tensor]]:
         for source in node.all_input_nodes:
@@ -315,6 +335,8 @@ class _UnitTimer(fx.Interpreter):
     def _update_seconds(self, parameter: nn.Parameter) -> float:
         if self.make_update is None:
             return 0.0
+        if (known := self.found.updates.get(tuple(parameter.shape))) is not None:
+            return known
         parameter.requires_grad_(True)
         update = self.make_update(parameter)
         times: list[float] = []
@@ -323,4 +345,5 @@ class _UnitTimer(fx.Interpreter):
             times.append(timed(update, parameter.device)[1])
         parameter.grad = None
         parameter.requires_grad_(False)
+        self.found.updates[tuple(parameter.shape)] = typical(times)
         return typical(times)

@@ -419,3 +419,15 @@ def test_one_thread_counts_the_seconds_that_it_works_and_several_those_that_pass
     while time.process_time() - started < 0.1:
         seconds += timed(lambda: torch.randn(300, 300) @ torch.randn(300, 300), torch.device("cpu"))[1]
     assert seconds == pytest.approx(time.process_time() - started, rel=0.3), "and all of them"
+
+
+def test_operators_of_the_same_computation_are_timed_once(monkeypatch):
+    """The second of two equal convolutions has the seconds of the first; one with another stride is timed again."""
+    model = nn.Sequential(*(nn.Conv2d(3, 3, 3, stride, padding=1) for stride in (1, 1, 2)), nn.Flatten())
+    timings = []
+    monkeypatch.setattr(operator.Operator, "_seconds", lambda *case: timings.append(case) or (0.0, len(timings)))
+    first, second, other = small(model=nn.Sequential(model, nn.Linear(3 * 64, CLASSES))).operators[:3]
+    assert [t.seconds for t in first.tensors] == [t.seconds for t in second.tensors]
+    assert (first.pass_seconds, first.forward_seconds) == (second.pass_seconds, second.forward_seconds)
+    assert other.pass_seconds != first.pass_seconds
+    assert len(timings) == 4 + 4 + 1 + 4  # two convolutions, a view, a layer: for inputs, weight, bias, and all three
