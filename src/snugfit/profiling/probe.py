@@ -32,6 +32,8 @@ LONGEST_STEP_SECONDS = 1.0
 """No longer step of a part of a network is run to refine a line, ..."""
 FARTHEST = 4
 """... unless the batch to be used is larger than the largest measured batch by more than this factor."""
+FAR_ENOUGH = 1.5
+"""A batch that is measured in place of one that takes too long must be larger than the last one by this factor."""
 BEYOND_MEASURED = 0.2
 """Share added to the tensor bytes by which a step at a larger batch exceeds one at the largest measured batch. It was
 up to 0.17 (VGG-8, from 14 to 45 images), because some operators take workspace at larger batches only."""
@@ -285,6 +287,8 @@ class _Attempt:
             self.cut_short = True
             quick = (longest - line.fixed_seconds) / max(line.sample_seconds, 1e-9)
             largest = min(largest, max(int(quick), -(-largest // FARTHEST)))
+            if largest < FAR_ENOUGH * self.measured[-1][0]:
+                return
         while (allowed := self._allowed(largest)) > self.measured[-1][0]:
             if self._measure(allowed):
                 return

@@ -67,6 +67,8 @@ def test_long_steps_are_not_measured_at_the_largest_batch_and_more_is_allowed_fo
     assert all(line.bytes_at(batch) >= 1000 + 100 * batch for batch in range(2, 65))
     patient = measure_probe(replace(made, longest_seconds=4.0), machine, machine)
     assert [point.batch for point in patient.points] == [2, 8, 64], "which takes 3.2 seconds"
+    hasty = measure_probe(replace(made, longest_seconds=0.55, batch_limit=32), machine, machine)
+    assert [point.batch for point in hasty.points] == [2, 8], "11 would hardly tell more than 8"
 
 
 def test_more_is_allowed_for_where_nothing_is_known_of_larger_batches(monkeypatch):
