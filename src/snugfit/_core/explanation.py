@@ -79,11 +79,22 @@ def _chosen(plan: Plan, choice: Candidate, cost: Cost) -> str:
     if not faster:
         return f"{start}: {against}."
     seconds, same = faster[0]
-    compared = "" if second is same else f": {against}"
+    compared, images = "" if second is same else f": {against}", _step_images(same)
+    smaller = 0 < images < (_step_images(choice) or plan.workload.effective_batch)
+    steps = f", in steps of {images} images" if smaller else ""
+    reason = "since its steps have more images" if smaller else "as the plainer of the two"
     return (
-        f"{start}{compared}. With its settings here, {same.strategy} is backpropagation too, predicted at "
-        f"{format_seconds(seconds)}; {choice.strategy} comes first as the plainer of the two."
+        f"{start}{compared}. With its settings here, {same.strategy} is backpropagation too{steps}, predicted at "
+        f"{format_seconds(seconds)}; {choice.strategy} comes first {reason}."
     )
+
+
+def _step_images(candidate: Candidate) -> int:
+    """Images of a candidate's smallest step; 0 if unknown."""
+    settings = candidate.settings
+    if "micro_batch" in settings:
+        return int(settings["micro_batch"]) * int(settings.get("micro_batches", 1))
+    return min(candidate.batches, default=0)
 
 
 def _against(ours: float, theirs: float, strategy: str, shown: Callable[[float], str]) -> str:
@@ -131,9 +142,9 @@ def _updates(plan: Plan) -> Iterator[str]:
 def _smaller_steps(plan: Plan, choice: Candidate) -> Iterator[str]:
     """Images of a step, if they are fewer than the user's batch size."""
     settings, asked = choice.settings, plan.workload.effective_batch
-    step, images = "A step", int(settings.get("micro_batch", 0)) * int(settings.get("micro_batches", 1))
+    step, images = "A step", _step_images(choice)
     if "micro_batch" not in settings:
-        blocks, images = len(choice.batches), min(choice.batches, default=0)
+        blocks = len(choice.batches)
         step = "A step" if blocks == 1 else f"The smallest step of its {blocks} blocks"
         reason = f", because {choice.strategy} does not accumulate"
     elif settings.get("accumulate", True):

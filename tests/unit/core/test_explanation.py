@@ -121,6 +121,11 @@ def test_one_module_that_computes_the_same():
         "same. With its settings here, blockwise is backpropagation too, predicted at 28.0s; backprop comes first as "
         "the plainer of the two."
     )
+    smaller = replace(module, predicted=Cost(90 * MB, 1, 28.0, phases=(Phase("block 1", 90 * MB, 28.0, 2, ("a",)),)))
+    assert said(smaller, PLAIN)[0].endswith(
+        "blockwise is backpropagation too, in steps of 2 images, predicted at 28.0s; backprop comes first since its "
+        "steps have more images."
+    )
     assert said(module)[1] == gradients == "Its gradients are exact: those of plain backpropagation."
 
 
