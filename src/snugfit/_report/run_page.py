@@ -103,6 +103,7 @@ def _setting_cards(record: Record) -> str:
 
 
 def _flat(data: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Names and values; those of nested lists, such as units of modules, are in the record."""
     rows = []
     for key, value in data.items():
         name = f"{prefix}{key}".replace("_", " ")
@@ -110,7 +111,7 @@ def _flat(data: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
             rows += _flat(value, f"{name} ")
         elif key.endswith("_bytes") and isinstance(value, (int, float)):
             rows.append((name.removesuffix(" bytes"), format_bytes(value)))
-        else:
+        elif not (isinstance(value, (list, tuple)) and any(isinstance(each, (list, tuple)) for each in value)):
             rows.append((name, _plain(value)))
     return rows
 

@@ -129,6 +129,14 @@ def test_what_is_missing_is_said(backprop):
     assert "Over budget: memory by 1.3 MB" in page.text
 
 
+def test_settings_are_shown_without_nested_lists():
+    record = fake_runs.blockwise(Path("runs/0001"))
+    settings = {"test_batch": 16, "shown_sides": [2, 3], "layer_costs": [["aan", [[9437184, 70656]]]]}
+    page = render(dataclasses.replace(record, settings=settings), [])
+    assert all(text in page for text in ("test batch", "shown sides", "2, 3"))
+    assert "layer costs" not in page and "9437184" not in page
+
+
 def test_bare_record_still_gives_a_page():
     empty = {name: {} for name in ("budget", "predicted", "measured", "accuracy", "parameters", "settings")}
     record = Record("backprop", "m", "d", "cpu", enforced=False, exit=None, run_dir="r", **empty)
