@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -17,7 +17,7 @@ from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.parts import largest_parts
 from snugfit._core.plan import Cost, Phase, Shortfall
-from snugfit._core.profile import Profile, UnitStats
+from snugfit._core.profile import ProbeLine, Profile, UnitStats
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import Deferred, save_model
@@ -64,6 +64,8 @@ between or beyond measured batches a line was up to 12 % too high."""
 
 PLAIN_PROBE = "network"
 """Name of the probe of the network's step without recomputation; several strategies share it."""
+SURE = 0.9
+"""Share of the headroom in which a whole batch fits for sure, whatever later measurements leave in memory."""
 
 
 def by_own_loss(make_forward: MakeForward) -> MakeTrainer:
@@ -137,6 +139,12 @@ def network_probe(
         longest_seconds=LONGEST_STEP_SECONDS,
         headroom=partial(_expected_headroom, workload, sum(unit.parameters for unit in chain.all_units)),
     )
+
+
+def may_not_fit(probe: str, batch: int, tried: Mapping[str, ProbeLine | None], available: float) -> bool:
+    """Whether a whole batch may not fit a probe's step, so that smaller parts of it must be measured, too."""
+    line = tried.get(probe)
+    return line is None or line.largest_batch(SURE * available_headroom(available), batch) < batch
 
 
 def _expected_headroom(workload: Workload, parameters: int, available: float, shape_bytes: float) -> float:
@@ -385,12 +393,14 @@ class FullNetwork(MicroBatching, ABC):
         return chain.reasons_against_units() if chain.undivided else []
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
-        """The whole network's step, with gradients applied at once and with gradients held."""
+        """The whole network's step, with gradients applied at once, and with gradients held if a batch may not fit."""
         make_trainer, chain = self.make_trainer(unit_stats(chain)), in_weight_dtype(chain, workload)
-        return [
+        needed = partial(may_not_fit, self.probe, workload.effective_batch)
+        probes = [
             network_probe(self.probe, chain, workload, hardware.device, make_trainer, hold=hold)
             for hold in hold_modes(self.accumulate)
         ]
+        return [probes[0], *(replace(probe, needed=needed) for probe in probes[1:])]
 
     def propose(
         self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget

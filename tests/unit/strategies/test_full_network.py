@@ -71,6 +71,19 @@ def test_what_uses_the_whole_room_is_predicted_to_fit(budget, resident):
     assert with_safety(resident, headroom) >= budget - RESERVED_BYTES - 2
 
 
+def test_parts_of_a_batch_are_measured_only_if_the_whole_may_not_fit():
+    """A whole batch of 64 images takes 74 MB."""
+    with torch.device("meta"):
+        chain = Chain.from_module(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(16, 3)), (3, 2, 2))
+    _, held = Backprop().probes(workload(), chain, HARDWARE)
+    lines = {"network": line(10 * MB, MB)}
+    assert held.name == "network:accumulate" and held.batch_limit == 64
+    assert held.needed({"network": None}, math.inf), "nothing is known of a plain step"
+    assert held.needed(lines, available=budget_for(74 * MB)), "which measuring may leave too little memory for"
+    assert not held.needed(lines, available=budget_for(74 * MB / 0.9))
+    assert not held.needed(lines, math.inf)
+
+
 @given(st.integers(1, 600))
 def test_divisors(number):
     assert list(divisors(number)) == [d for d in range(1, number + 1) if number % d == 0]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from torch import Tensor, fx, nn
 from snugfit._chain import Chain
 from snugfit._core.hardware import Hardware
 from snugfit._core.parts import largest_parts
-from snugfit._core.profile import ProbeLine
 from snugfit._core.workload import Workload
 from snugfit._training.network import NetworkTrainer
 from snugfit._training.task import StepResult
@@ -27,8 +25,8 @@ from snugfit.errors import ModelError
 from snugfit.memory.scratch import MappedScratch
 from snugfit.profiling import Probe
 from snugfit.strategies.backprop.config import FLAG, WHOLE_BATCH_PROBE
-from snugfit.strategies.full_network import PLAIN_PROBE, MakeTrainer, network_probe
-from snugfit.strategies.memory_estimates import available_headroom, synthetic_batch
+from snugfit.strategies.full_network import PLAIN_PROBE, MakeTrainer, may_not_fit, network_probe
+from snugfit.strategies.memory_estimates import synthetic_batch
 from snugfit.strategies.tiled_training import OneDeviceTrainer
 from snugfit.tiling.candidates import scratch_bytes
 from snugfit.tiling.grouping import named_profile
@@ -100,15 +98,9 @@ def whole_batch_probe(workload: Workload, chain: Chain, hardware: Hardware) -> P
 
     probe = network_probe(WHOLE_BATCH_PROBE, chain, workload, hardware.device, make, hold=False)
     limit = workload.effective_batch
-    return replace(probe, sizes=largest_parts(limit), needed=partial(_too_large, limit))
+    return replace(probe, sizes=largest_parts(limit), needed=partial(may_not_fit, PLAIN_PROBE, limit))
 
 
 def scratch_on(device: str, scratch: MappedScratch) -> MappedScratch | None:
     """Scratch files on a CPU; none elsewhere, where feature maps stay in the device's memory."""
     return scratch if device == "cpu" else None
-
-
-def _too_large(limit: int, tried: Mapping[str, ProbeLine | None], available: float) -> bool:
-    """Whether a batch of ``limit`` images does not fit a plain step."""
-    line = tried.get(PLAIN_PROBE)
-    return line is None or line.largest_batch(available_headroom(available), limit) < limit
