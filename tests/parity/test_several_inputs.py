@@ -52,17 +52,18 @@ class Named(Patients):
 
 
 class Fused(nn.Module):
-    """Computes in the type of its weights, and views the photo as one that a loader has made."""
+    """Computes in the type of its weights, views the photo as one that a loader has made, and masks a channel."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.norm, self.clinics = nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Embedding(5, 2)
         self.head = nn.Linear(4 + 3 + 2, 2)
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, 0.0, -torch.inf]))
 
     def forward(self, photo: Tensor, numbers: Tensor, clinic: Tensor) -> Tensor:
         assert (photo.shape[1:], numbers.shape[1:], clinic.shape[1:]) == ((2, 8, 12), (3,), ())
         kind = self.head.weight.dtype
-        photo = self.norm(self.conv(photo.to(kind))).relu().mean((2, 3))
+        photo = (self.norm(self.conv(photo.to(kind))).relu().mean((2, 3)) + self.mask).softmax(1)
         return self.head(torch.cat([photo, numbers.to(kind), self.clinics(clinic)], 1))
 
 
@@ -74,7 +75,7 @@ class Divisible(Fused):
         self.more = nn.Sequential(nn.Linear(9, 16), nn.ReLU(), nn.Linear(16, 9))
 
     def forward(self, photo: Tensor, numbers: Tensor, clinic: Tensor) -> Tensor:
-        photo = self.norm(self.conv(photo.double())).relu().mean((2, 3))
+        photo = (self.norm(self.conv(photo.double())).relu().mean((2, 3)) + self.mask).softmax(1)
         return self.head(self.more(torch.cat([photo, numbers.double(), self.clinics(clinic)], 1)).relu())
 
 
@@ -193,7 +194,7 @@ class Deep(Fused):
         self.conv = nn.Sequential(*layers)
 
     def forward(self, photo: Tensor, numbers: Tensor, clinic: Tensor) -> Tensor:
-        values = self.conv(photo).relu().mean((2, 3))
+        values = (self.conv(photo).relu().mean((2, 3)) + self.mask).softmax(1)
         return self.head(torch.cat([values, numbers, self.clinics(clinic)], 1))
 
 

@@ -182,8 +182,10 @@ def onnx_difference(module: nn.Module, shape: tuple[int, int, int], path: Path, 
             raise ModelError(
                 f"ONNX Runtime fails on images of {taken}: {first_line(error)}; nothing was written.{reason}"
             ) from error
-        difference = float((torch.from_numpy(actual) - expected).abs().max())
-        if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):  # it may be NaN
+        found = torch.from_numpy(actual)
+        differences = torch.where(found == expected, 0.0, (found - expected).abs())  # both may be infinite
+        difference, largest = float(differences.max()), float(expected[expected.isfinite()].abs().amax())
+        if not difference <= TOLERANCE * max(1.0, largest):  # it may be NaN
             raise ModelError(f"ONNX Runtime's logits differ from PyTorch's by {difference:.2g}; nothing was written.")
         worst = max(worst, difference)
     return worst

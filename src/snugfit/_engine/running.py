@@ -40,6 +40,7 @@ from snugfit._storage.manifest import MANIFEST_FILE, Manifest
 from snugfit._storage.outputs import require_folder, require_run_folder
 from snugfit._storage.run_folder import read_data, read_record
 from snugfit._training.events import Notice, RunStarted, Subscriber
+from snugfit._training.finite import infinite_buffers
 from snugfit._training.launch import World
 from snugfit._training.metrics import METRICS_FILE
 from snugfit._training.own_parts import OwnParts
@@ -202,6 +203,7 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
             if not resumed:
                 with run.manifest.rewriting("weights"):
                     assembly.store_initial_weights(run.weights)
+            run.infinite_buffers = infinite_buffers(assembly.chain.all_units, run.weights)
             work, budget = plan.workload, plan.budget.memory_bytes
             started = (str(folder), name, work.model, work.data, budget, run.enforced, run.predicted)
             run.emit(RunStarted(*started, resumed))

@@ -10,6 +10,7 @@ import torch
 from snugfit import _models as models
 from snugfit._chain import Chain, UnitStore, distinct_state, load_into, release
 from snugfit._storage.tensor_file import read_weights
+from snugfit._training.finite import first_not_finite, infinite_buffers
 from snugfit.errors import CheckpointError
 
 State = Mapping[str, torch.Tensor]
@@ -25,10 +26,12 @@ def load_initial_weights(path: Path, chain: Chain, store: UnitStore) -> None:
     without weights in the file, keeps its new weights.
 
     Raises:
-        CheckpointError: the file cannot be read, belongs to another model, or contains values that are not finite.
+        CheckpointError: the file cannot be read, belongs to another model, or contains values that are not finite, in
+            other places than buffers that hold infinity in ``store``.
     """
     taken = _fitting(path, chain, read_weights(path))
-    _check_finite(path, taken)
+    if name := first_not_finite(taken, infinite_buffers(chain.all_units, store)):
+        raise CheckpointError(f"{path} holds NaN or infinite values in {name}: its training diverged; give others.")
     for index, unit in enumerate(chain.all_units):
         own = store.load(index)
         load_into(unit, {**own, **{name: taken[name] for name in own if name in taken}})
@@ -132,12 +135,6 @@ def _whose(state: State) -> models.Match | None:
     """The built-in model that weights, of any shapes, belong to, with any prefix in their names."""
     matches = (models.recognise(_shapes(view)) for view in _views(state))
     return next((match for match in matches if match), None)
-
-
-def _check_finite(path: Path, taken: State) -> None:
-    for name, tensor in taken.items():
-        if not torch.isfinite(tensor).all():
-            raise CheckpointError(f"{path} holds NaN or infinite values in {name}: its training diverged; give others.")
 
 
 def _shapes(state: State) -> Shapes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from snugfit._storage.kept_weights import KeptWeights
 from snugfit._storage.manifest import Manifest
 from snugfit._storage.tensor_file import Deferred
 from snugfit._training.events import Event, Notice, PhaseDone, PhaseStarted, Subscriber
+from snugfit._training.finite import first_not_finite
 from snugfit._training.launch import Commands
 from snugfit._training.metrics import METRICS_FILE, MetricsWriter
 from snugfit._training.optimizers import lr_factor
@@ -125,6 +126,7 @@ class Run:
     """What a strategy's ``fit`` receives in addition to the chain and the data.
 
     ``weights`` holds every unit's weights by its index in the chain, ``exits`` every exit's classifier likewise.
+    ``infinite_buffers`` names the buffers that hold infinity from the beginning.
     """
 
     def __init__(
@@ -151,6 +153,7 @@ class Run:
         self.kept_weights = KeptWeights(folder / "best", self.manifest)
         self.metrics = MetricsWriter(folder / METRICS_FILE, self.workload.metrics)
         self.position, self.own_values = Position(), Values()
+        self.infinite_buffers: Collection[str] = ()
         self._subscribers: list[Subscriber] = [self.metrics, *subscribers]
         self._resumed: Checkpoint | None = None
         self.energy, self.freed = EnergyMeter(), FreedMemory()
@@ -215,10 +218,11 @@ class Run:
         """Write a checkpoint of these tensors, of any shapes, and the current position.
 
         Raises:
-            DivergedError: a tensor holds NaN or infinity: a gradient may, although the loss was finite.
+            DivergedError: a tensor holds NaN or infinity: a gradient may, although the loss was finite. Buffers with
+                infinity that the model was built with are no such tensors.
         """
-        for name, tensor in (pair for group in tensors.values() for pair in group.items()):
-            if isinstance(tensor, torch.Tensor) and not _sum_is_finite(tensor):
+        for group in tensors.values():
+            if name := first_not_finite(group, self.infinite_buffers):
                 raise self._diverged(f"{name} holds NaN or infinite values before")
         self.tick()
         self.position.metrics_offset = self.metrics.offset()
@@ -319,11 +323,6 @@ class Run:
             f"{what} epoch {self.position.epoch + 1}, step {self.position.step + 1}. "
             f"Lower --lr, or check the data for broken images; the last checkpoint is untouched.{wider}"
         )
-
-
-def _sum_is_finite(tensor: torch.Tensor) -> bool:
-    """Whether floats of any shape are; a sum of integers would make a copy in another type."""
-    return not tensor.is_floating_point() or math.isfinite(tensor.sum())
 
 
 class EnergyMeter:

@@ -215,6 +215,17 @@ def test_an_onnx_file_that_gives_nan_is_refused(small_run, tmp_path, monkeypatch
         exporting.onnx_difference(network, (1, 8, 8), path)
 
 
+def test_an_onnx_file_may_give_the_same_infinity(tmp_path, monkeypatch):
+    logits = np.array([[1.0, -np.inf]], np.float32)
+    session = SimpleNamespace(get_inputs=lambda: [SimpleNamespace(name="images")], run=lambda *_: [logits])
+    monkeypatch.setattr(exporting, "quiet_session", lambda path: session)
+    exact = torch.from_numpy(logits)
+    assert exporting.onnx_difference(lambda images: exact, (1, 8, 8), tmp_path) == 0
+    for other in (exact + 0.5, -exact, torch.zeros(1, 2)):
+        with pytest.raises(ModelError, match="differ from PyTorch's"):
+            exporting.onnx_difference(lambda images, other=other: other, (1, 8, 8), tmp_path)
+
+
 def test_a_disk_that_fills_leaves_the_earlier_model(small_run, tmp_path, monkeypatch):
     def fill(source, destination):
         destination.write_bytes(b"half")

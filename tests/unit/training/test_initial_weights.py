@@ -3,10 +3,11 @@
 import pytest
 import safetensors.torch
 import torch
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from snugfit import _models as models
-from snugfit._chain import Chain, UnitStore, initialise_by_reset, release
+from snugfit._chain import Chain, UnitStore, initialise_by_reset, release, spill_module
 from snugfit._core.request import Request
 from snugfit._data import from_dataset
 from snugfit._engine.builder import assemble
@@ -55,11 +56,12 @@ def first_weights(tmp_path, name, state, suffix="pth"):
 
 
 def take(tmp_path, name, state, channels=3):
-    """Take weights for three classes; a file that does not fit is refused before anything is stored."""
+    """Take weights for three classes."""
     torch.save(state, tmp_path / "w.pth")
-    with torch.device("meta"):
-        chain = Chain.from_module(TINY[name](3, 32, channels), (channels, 32, 32), name)
-    load_initial_weights(tmp_path / "w.pth", chain, UnitStore(tmp_path / "store"))
+    chain = Chain.from_module(TINY[name](3, 32, channels), (channels, 32, 32), name)
+    store = UnitStore(tmp_path / "store")
+    spill_module(chain.all_units, store)
+    load_initial_weights(tmp_path / "w.pth", chain, store)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +147,30 @@ def test_values_that_are_not_finite_are_refused(tmp_path, value):
     state["layer2.0.conv2.weight"][0, 0, 0, 0] = value
     with pytest.raises(CheckpointError, match=r"NaN or infinite values in layer2\.0\.conv2\.weight"):
         take(tmp_path, "resnet50", state)
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 3)
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, -torch.inf, torch.inf]))
+
+    def forward(self, images):
+        return self.fc(self.conv(images).mean((2, 3)).minimum(self.mask))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float8_e5m2])
+def test_buffers_may_be_infinite_where_the_models_are(tmp_path, monkeypatch, kind):
+    monkeypatch.setitem(TINY, "masked", lambda classes, size, channels: Masked())
+    state = {name: tensor.to(kind) for name, tensor in Masked().state_dict().items()}
+    take(tmp_path, "masked", state)
+    taken = {name: tensor for index in (0, 1) for name, tensor in UnitStore(tmp_path / "store").load(index).items()}
+    assert torch.equal(taken["mask"], Masked().mask) and torch.equal(taken["conv.bias"], state["conv.bias"].float())
+    for name, value in {"mask": torch.nan, "conv.weight": torch.inf, "fc.bias": torch.nan}.items():
+        wrong = {key: tensor.float().clone() for key, tensor in state.items()}
+        wrong[name].flatten()[0] = value
+        with pytest.raises(CheckpointError, match=f"NaN or infinite values in {name}"):
+            take(tmp_path, "masked", wrong)
 
 
 def test_half_precision_is_converted(tmp_path):

@@ -131,3 +131,16 @@ def test_finite_losses_pass(tmp_path):
         run.require_finite(float("nan"), "here")
     with pytest.raises(DivergedError, match="--precision bfloat16 has a wider range"):
         make_run(tmp_path / "half", precision="float16").require_finite(float("inf"), "here")
+
+
+def test_buffers_that_are_infinite_from_the_beginning_are_saved(tmp_path):
+    run = make_run(tmp_path)
+    run.infinite_buffers = {"blocks.0.mask"}
+    mask = torch.tensor([0.0, float("inf"), -float("inf")])
+    large = torch.full((9,), 60000.0, dtype=torch.float16)
+    run.save({"model": {"blocks.0.mask": mask, "w": large}, "unit0": {"unit/blocks.0.mask": mask}})
+    assert torch.equal(run.checkpoints.latest().load("model")["blocks.0.mask"], mask)
+    refused = {"w": mask, "blocks.0.mask": mask * 0, "mask": mask, "blocks.0.mask/momentum": mask}
+    for name, tensor in refused.items():
+        with pytest.raises(DivergedError, match=f"{name} holds NaN or infinite values before epoch 1, step 1"):
+            run.save({"model": {name: tensor}})
