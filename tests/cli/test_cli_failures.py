@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -143,11 +144,33 @@ def test_a_home_that_no_user_has_is_told(snugfit, flag, code):
 def test_a_child_that_is_killed_while_it_answers_is_explained(monkeypatch):
     @contextlib.contextmanager
     def child(job, server):
-        yield SimpleNamespace(wait=lambda: -signal.SIGKILL), iter(['{"run_dir": "runs/a"}\n', '{"result": {"plan'])
+        messages = iter(['{"run_dir": "runs/a"}\n', '{"result": {"plan'])
+        yield SimpleNamespace(wait=lambda: -signal.SIGKILL), messages, []
 
     monkeypatch.setattr(child_process, "_child", child)
     with pytest.raises(errors.WorkerLostError, match=r"killed by SIGKILL[\s\S]*--resume runs/a"):
         child_process.run_job({"command": "train", "request": None, "resume": None})
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"plan": {}, "retries": []}, r"^interrupted by SIGINT\.$"),
+        ({"begun": "runs/a"}, r"^interrupted by SIGINT\.\n.*--resume runs/a"),
+        ({"run_dir": "runs/a", "accuracy": {}}, None),
+    ],
+)
+def test_a_signal_in_the_moment_in_which_planning_ends_is_not_lost(monkeypatch, answer, said):
+    """The process has sent its answer, and ignores signals."""
+
+    def start(writing, job):
+        os.write(writing, json.dumps({"result": answer}).encode() + b"\n")
+        wait = lambda: signal.raise_signal(signal.SIGINT) or 0  # noqa: E731
+        return SimpleNamespace(pid=1, send_signal=lambda number: None, wait=wait, poll=lambda: 0)
+
+    monkeypatch.setattr(child_process, "start_worker", start)
+    with pytest.raises(errors.InterruptedRunError, match=said) if said else contextlib.nullcontext():
+        assert child_process.run_job({"command": "train", "request": None, "resume": None}) == answer
 
 
 def test_an_abort_is_memory_only_under_a_limit():

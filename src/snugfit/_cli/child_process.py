@@ -42,12 +42,12 @@ def run_job(
         FailedError: the child's own error.
         BudgetExceededError: the child was killed for lack of memory.
         WorkerLostError: it was killed for another reason.
-        InterruptedRunError: a signal stopped the child before it could save anything.
+        InterruptedRunError: a signal stopped the child before it could save anything, or came when it had planned.
         SnugfitError: the child died in another way.
     """
     found: dict[str, Any] = {"run_dir": job.get("resume")}
     kills = memory_kills()
-    with _child(job, server) as (child, messages):
+    with _child(job, server) as (child, messages, passed_on):
         for line in messages:
             if not line.endswith("\n"):  # the child was killed while it wrote it
                 break
@@ -59,7 +59,10 @@ def run_job(
                 found.update(message)
         code = child.wait()
     if "error" not in found and "result" in found:
-        return dict(found["result"])
+        result = dict(found["result"])
+        if passed_on and ("retries" in result or "begun" in result):  # it answered first, and more is to come
+            raise _interruption(f"interrupted by {signal.Signals(passed_on[0]).name}.", result.get("begun"))
+        return result
     failed: SnugfitError
     if "error" in found:
         failed = FailedError.from_json(found["error"])
@@ -90,15 +93,15 @@ def is_finished(run_dir: str | None) -> bool:
 
 
 @contextlib.contextmanager
-def _child(job: dict[str, Any], server: ForkServer | None) -> Iterator[tuple[Child, Iterator[str]]]:
-    """A child with its messages; signals are passed on to it while it works."""
+def _child(job: dict[str, Any], server: ForkServer | None) -> Iterator[tuple[Child, Iterator[str], list[int]]]:
+    """A child with its messages; signals are passed on to it while it works, and listed."""
     reading, writing = os.pipe()
-    previous = {}
+    previous, passed_on = {}, list[int]()
     child: Child
     try:
         with blocked_signals():
             child = start_worker(writing, job) if server is None else server.fork(job, writing)
-            previous = _forward_signals(child)
+            previous = _forward_signals(child, passed_on)
     finally:
         os.close(writing)
     try:
@@ -109,7 +112,7 @@ def _child(job: dict[str, Any], server: ForkServer | None) -> Iterator[tuple[Chi
                 with _child(job, None) as started:
                     yield started
             else:
-                yield child, messages
+                yield child, messages, passed_on
     finally:
         if child.poll() is None:
             child.terminate()
@@ -118,10 +121,11 @@ def _child(job: dict[str, Any], server: ForkServer | None) -> Iterator[tuple[Chi
             signal.signal(number, handler)
 
 
-def _forward_signals(child: Child) -> dict[int, Any]:
+def _forward_signals(child: Child, passed_on: list[int]) -> dict[int, Any]:
     """Pass signals on, a hang-up as SIGTERM; a hang-up that nohup made this process ignore stays ignored."""
 
     def forward(number: int, frame: Any) -> None:
+        passed_on.append(number)
         child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
     def suspend(number: int, frame: Any) -> None:
