@@ -25,11 +25,12 @@ SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1", 
 def test_a_task_of_srun_trains_alone_unless_several_can(options, together, resumed, tmp_path, monkeypatch):
     variables = dict(SRUN)
     monkeypatch.setattr(os, "environ", variables)
-    request = Request.of(model="vgg8", data="digits", **options)
+    request = Request.of(model="vgg8", data="digits", device="cpu", **options)
     if resumed:
         (tmp_path / "request.json").write_text(json.dumps(request.to_json()))
         monkeypatch.setattr(train, "run_job", lambda job: job)
-        assert train._resumed(str(tmp_path), NO_FLAGS, SHOW_ALL)["resume"] == str(tmp_path)
+        job = train._resumed(str(tmp_path), NO_FLAGS, SHOW_ALL)
+        assert (job["resume"], job["device"]) == (str(tmp_path), "cpu")
     else:
         train._take_part(request)
     assert variables.get("WORLD_SIZE") == ("2" if together else None)

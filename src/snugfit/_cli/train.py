@@ -120,8 +120,8 @@ def _resumed(run_dir: str, flags: RequestFlags, output: OutputOptions) -> dict[s
     request = _request_of(run_dir)
     if request is not None:
         _take_part(request)
-    threads = None if request is None else request.machine.threads
-    job = make_job("train", output, threads, request=None, resume=run_dir)
+    threads, device = (None, None) if request is None else (request.machine.threads, request.machine.device)
+    job = make_job("train", output, threads, request=None, resume=run_dir, device=device)
     return _unreported(run_dir) or run_job(job)
 
 

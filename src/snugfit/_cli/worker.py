@@ -149,11 +149,11 @@ def _train_in_launch(api: Any, job: dict[str, Any], subscribers: Subscribers) ->
     from snugfit._engine.distributed import connected, serve
     from snugfit._training.launch import share_of_threads, world
 
-    device = None if job["resume"] else Request.from_json(job["request"]).machine.device
+    device = job["device"] if job["resume"] else Request.from_json(job["request"]).machine.device
     with connected(device) as commands:
         api.prepare_process(share_of_threads(world(), job["threads"]))
         if commands is not None and not commands.heartbeat.here.is_gateway:
-            return serve(commands, device)
+            return serve(commands)
         return _train_at_gateway(api, job, subscribers)
 
 

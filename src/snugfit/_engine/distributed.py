@@ -16,7 +16,7 @@ from snugfit._core.serial import from_data
 from snugfit._core.workload import Workload
 from snugfit._engine.loading import build_on_meta
 from snugfit._engine.process import baseline, choose_device
-from snugfit._training.launch import Commands, Heartbeat, join, naming_lost, world
+from snugfit._training.launch import Commands, Heartbeat, gateway_device, join, naming_lost, world
 from snugfit.errors import SnugfitError
 from snugfit.memory import MemoryLimit, make_meter
 from snugfit.memory.process import library_import
@@ -29,15 +29,16 @@ _connected: list[Commands] = []
 def connected(device: str | None = None) -> Iterator[Commands | None]:
     """Connect with the other processes of the launch, until the context ends; None if this process is alone.
 
-    If the gateway fails inside the context, the others are dismissed. Raises WorkerLostError if a process is lost.
+    The gateway's device counts for all. If it fails inside the context, the others are dismissed. Raises
+    WorkerLostError if a process is lost.
     """
     here = world()
     if here is None or here.size == 1:
         yield None
         return
-    where = str(choose_device(device))
+    where = choose_device(device)
     with (
-        join(here, device=where),
+        join(here, device=device or where.type),
         Heartbeat(here) as heartbeat,
         naming_lost(heartbeat),
         Commands(heartbeat) as commands,
@@ -58,12 +59,10 @@ def commands_of_run() -> Commands | None:
     return _connected[0] if _connected else None
 
 
-def serve(commands: Commands, name: str | None = None) -> dict[str, Any]:
-    """Work for the gateway until it ends, as its strategy says; returns rank and peak bytes of this process.
-
-    ``name`` is that of the device, as :func:`connected` is given it.
-    """
-    rank, device = commands.heartbeat.here.rank, choose_device(name)
+def serve(commands: Commands) -> dict[str, Any]:
+    """Work for the gateway until it ends, as its strategy says; returns rank and peak bytes of this process."""
+    here = commands.heartbeat.here
+    rank, device = here.rank, choose_device(gateway_device(here))
     resting = baseline(None, device)
     task = json.loads(commands.receive())
     if not task:

@@ -10,8 +10,18 @@ gateway is rank 0, which hosts the store in which the others meet. Every wait ha
 """
 
 from snugfit._training.launch.commands import Commands
-from snugfit._training.launch.group import join
+from snugfit._training.launch.group import gateway_device, join
 from snugfit._training.launch.heartbeat import Heartbeat, naming_lost
 from snugfit._training.launch.world import GATEWAY, World, share_of_threads, world
 
-__all__ = ["GATEWAY", "Commands", "Heartbeat", "World", "join", "naming_lost", "share_of_threads", "world"]
+__all__ = [
+    "GATEWAY",
+    "Commands",
+    "Heartbeat",
+    "World",
+    "gateway_device",
+    "join",
+    "naming_lost",
+    "share_of_threads",
+    "world",
+]

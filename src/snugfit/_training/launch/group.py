@@ -12,20 +12,28 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
-from snugfit._training.launch.store import await_name, connect, host_store, sealed_set, within
+from snugfit._training.launch.store import (
+    await_name,
+    connect,
+    host_store,
+    sealed_get,
+    sealed_set,
+    within,
+)
 from snugfit._training.launch.world import World
 from snugfit.errors import SnugfitError, UsageError, WorkerLostError, first_line
 
 _GRACE_SECONDS = 2.0
 _ANY_PORT = 9
+_DEVICE = "device"
 
 
 @contextlib.contextmanager
 def join(here: World, timeout_seconds: float | None = None, *, device: str = "cpu") -> Iterator[dist.ProcessGroup]:
     """Join all processes in a group, which ends with the context, also after errors.
 
-    The timeout is that of a collective, by default the launch's. With the device ``"cuda"``, tensors there go over
-    NCCL and those on the CPU over gloo.
+    The timeout is that of a collective, by default the launch's. The device is that of the gateway, whatever others
+    give. If it is ``"cuda"``, tensors there go over NCCL and those on the CPU over gloo.
 
     Raises:
         WorkerLostError: some processes did not join.
@@ -36,10 +44,10 @@ def join(here: World, timeout_seconds: float | None = None, *, device: str = "cp
     _use_interface(here.addr)
     hosted = host_store(here)
     store = connect(here, here.join_seconds)
+    if here.is_gateway:
+        sealed_set(here, store, _DEVICE, device)
     _wait_for_all(here, store)
-    if device.startswith("cuda"):
-        _use_device(here.local_rank)
-    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+    backend = _backend(here, store)
     try:
         dist.init_process_group(
             backend, store=store, rank=here.rank, world_size=here.size, timeout=timedelta(seconds=limit)
@@ -55,9 +63,29 @@ def join(here: World, timeout_seconds: float | None = None, *, device: str = "cp
         del store, hosted
 
 
+def _backend(here: World, store: Store) -> str:
+    """The transports for the gateway's device; if that is a GPU, this process chooses its own."""
+    try:
+        device = sealed_get(here, store, _DEVICE)
+    except RuntimeError as error:
+        raise _unconnected(here, error) from error
+    if not device.startswith("cuda"):
+        return "gloo"
+    _use_device(here.local_rank)
+    return "cpu:gloo,cuda:nccl"
+
+
+def gateway_device(here: World) -> str:
+    """The device with which the gateway has joined; raises WorkerLostError if it does not answer."""
+    return sealed_get(here, connect(here, here.timeout_seconds), _DEVICE)
+
+
 def _use_device(local_rank: int) -> None:
     """Choose the device of that number, or the only visible one: ``--gpus-per-task`` of Slurm shows a task its own."""
-    torch.cuda.set_device(0 if torch.cuda.device_count() == 1 else local_rank)
+    count = torch.cuda.device_count()
+    if not count:
+        raise UsageError("the first process trains on a CUDA device, and this machine has none; use --device cpu.")
+    torch.cuda.set_device(0 if count == 1 else local_rank)
 
 
 def _unconnected(here: World, error: RuntimeError) -> SnugfitError:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from snugfit._training.launch import group
+from snugfit.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -24,3 +25,9 @@ def test_process_uses_a_device_that_it_sees(
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     group._use_device(local_rank)
     assert chosen == [expected]
+
+
+def test_a_machine_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UsageError, match="this machine has none; use --device cpu"):
+        group._use_device(0)

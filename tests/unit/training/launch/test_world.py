@@ -1,14 +1,17 @@
 """Who a process is, by the variables of torchrun."""
 
+import contextlib
 import dataclasses
 import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 
 from snugfit._core.hardware import cores
-from snugfit._training.launch import World, join, share_of_threads, world
+from snugfit._training.launch import World, group, join, share_of_threads, world
 from snugfit._training.launch.group import interface_towards, own_address, unique_names
 from snugfit._training.launch.store import await_name, serve, within
 from snugfit.errors import SnugfitError, UsageError, WorkerLostError
@@ -130,6 +133,33 @@ def test_a_process_that_never_comes_is_named(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     with pytest.raises(WorkerLostError, match="ranks 1, 2 did not join within 1 s"), join(here):
         pass
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda:0", "cpu:gloo,cuda:nccl")])
+def test_all_take_the_device_of_the_gateway(monkeypatch, device, backend):
+    backends, chosen, both = [], [], threading.Barrier(2)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(group, "_use_device", chosen.append)
+
+    def stop(backend, **others):
+        backends.append(backend)
+        both.wait(10)
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(group.dist, "init_process_group", stop)
+
+    def take_part(rank):
+        here = World(rank, 2, rank, 2, 0, "127.0.0.1", port, join_seconds=10, secret="hush")
+        with contextlib.suppress(WorkerLostError), join(here, device=device if rank == 0 else "mps"):
+            pass
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(take_part, range(2)))
+    assert (backends, sorted(chosen)) == ([backend] * 2, [0, 1] if "cuda" in device else [])
 
 
 def test_no_wait_is_without_a_limit():
