@@ -24,9 +24,10 @@ from snugfit._core.options import CacheDtype
 from snugfit._core.serial import to_data
 from snugfit._quantities import format_bytes
 from snugfit._storage.digests import Digester, sync_file
-from snugfit._storage.files import read_exactly, storage_errors, write_json_atomic
+from snugfit._storage.files import read_exactly, write_json_atomic
 from snugfit._storage.manifest import Manifest
 from snugfit._storage.tensor_file import as_bytes
+from snugfit._storage.write_errors import storage_errors
 from snugfit.errors import CheckpointError, OutOfStorageError, UsageError
 
 FORMAT = 1

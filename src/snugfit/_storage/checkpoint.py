@@ -14,9 +14,10 @@ from torch import Tensor
 from snugfit._core.documents import read_data
 from snugfit._core.serial import to_data
 from snugfit._storage.digests import FileDigest, sync_folder
-from snugfit._storage.files import storage_errors, write_json_atomic
+from snugfit._storage.files import write_json_atomic
 from snugfit._storage.manifest import Manifest
 from snugfit._storage.tensor_file import Deferred, read_tensors, write_tensors
+from snugfit._storage.write_errors import storage_errors
 from snugfit.errors import CheckpointError
 
 FORMAT = 1

@@ -20,6 +20,7 @@ from snugfit._core.documents import read_data
 from snugfit._core.serial import to_data
 from snugfit._storage.digests import Digester, FileDigest, sync_file, sync_folder
 from snugfit._storage.lock import LOCK_FILE, run_lock
+from snugfit._storage.write_errors import storage_errors
 from snugfit.errors import CheckpointError
 
 MANIFEST_FILE = "manifest.json"
@@ -122,7 +123,7 @@ class Manifest:
         Everything that was announced before must be done by now.
 
         Raises:
-            OSError: the manifest cannot be written; it is as it was.
+            OutOfStorageError, CheckpointError: the manifest cannot be written; it is as it was.
         """
         if self._postponed:
             self._files.update({self.name(path): (digest,) for path, digest in new.items()})
@@ -244,12 +245,17 @@ class Manifest:
 
     def _write(self, files: dict[str, States]) -> None:
         entries = {name: _Entry(states) for name, states in files.items()}
-        draft = self.folder / f"{MANIFEST_FILE}.tmp"
-        with draft.open("wb") as file:
-            file.write(json.dumps(to_data(_Content(FORMAT, _digest(entries), entries)), indent=1).encode() + b"\n")
-            sync_file(file)
-        draft.replace(self.folder / MANIFEST_FILE)
-        sync_folder(self.folder)
+        path, draft = self.folder / MANIFEST_FILE, self.folder / f"{MANIFEST_FILE}.tmp"
+        with storage_errors(path):
+            try:
+                with draft.open("wb") as file:
+                    content = to_data(_Content(FORMAT, _digest(entries), entries))
+                    file.write(json.dumps(content, indent=1).encode() + b"\n")
+                    sync_file(file)
+                draft.replace(path)
+                sync_folder(self.folder)
+            finally:
+                draft.unlink(missing_ok=True)
         self._files = files
 
 

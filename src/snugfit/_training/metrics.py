@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from snugfit._storage.digests import Digester, FileDigest
-from snugfit._storage.files import storage_errors
+from snugfit._storage.write_errors import storage_errors
 from snugfit._training.events import EpochDone, Event, StepDone
 
 METRICS_FILE = "metrics.csv"

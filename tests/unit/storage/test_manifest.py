@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -19,7 +20,26 @@ from snugfit._storage.files import write_json_atomic
 from snugfit._storage.manifest import MANIFEST_FILE, Manifest, check_files
 from snugfit._training.events import StepDone
 from snugfit._training.metrics import MetricsWriter
-from snugfit.errors import CheckpointError
+from snugfit.errors import CheckpointError, OutOfStorageError
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, OutOfStorageError), (errno.EIO, CheckpointError)])
+def test_a_manifest_that_cannot_be_written_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    write_json_atomic(tmp_path / "plan.json", {}, manifest := Manifest.reopen(tmp_path))
+    manifest.settle()
+    before = (tmp_path / MANIFEST_FILE).read_bytes()
+
+    def fail(file: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("snugfit._storage.manifest.sync_file", fail)
+    for change in (manifest.settle, lambda: manifest.add(tmp_path / "plan.json"), manifest.rewriting("plan").__enter__):
+        with pytest.raises(kind, match=MANIFEST_FILE):
+            change()
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [MANIFEST_FILE, "plan.json"]
+    assert (tmp_path / MANIFEST_FILE).read_bytes() == before and manifest.names == ("plan.json",)
 
 
 class KilledError(BaseException):
