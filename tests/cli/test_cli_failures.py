@@ -61,6 +61,14 @@ def test_other_exceptions(error, code):
     assert explain(error).exit_code == code
 
 
+def test_a_name_that_is_too_long_is_told():
+    with pytest.raises(OSError, match="too long") as raised:
+        Path("x" * 256, "y").stat()
+    failed = explain(raised.value)
+    assert failed.exit_code == 2 and "'xxxx" in str(failed) and "longer than the file system allows" in str(failed)
+    assert len(str(failed)) < 200
+
+
 @pytest.mark.parametrize(
     ("model", "code", "says"),
     [

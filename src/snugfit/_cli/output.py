@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import reprlib
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -17,6 +20,7 @@ from snugfit.errors import (
     InterruptedRunError,
     OutOfStorageError,
     SnugfitError,
+    UsageError,
     is_out_of_memory,
     is_out_of_storage,
 )
@@ -99,6 +103,9 @@ def _known(error: BaseException) -> SnugfitError | None:
         return OutOfStorageError(
             f"the disk is full ({error.filename or error.strerror}); free some space and try again."
         )
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        shown = reprlib.repr(os.fsdecode(error.filename or ""))
+        return UsageError(f"the path {shown} is longer than the file system allows; give a shorter one.")
     if is_out_of_memory(error):
         return BudgetExceededError(
             "memory ran out before or after training, under the limit that enforces the budget; "

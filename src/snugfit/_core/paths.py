@@ -66,7 +66,13 @@ def run_cache_folder(cache_dir: str | None, folder: Path) -> Path | None:
     if cache_dir is None:
         return None
     where = sha256(str(folder.resolve()).encode(errors="surrogateescape")).hexdigest()[:8]
-    return expanded(cache_dir) / f"{folder.name}-{where}"
+    return expanded(cache_dir) / f"{shortened(folder.name, 246)}-{where}"
+
+
+def shortened(name: str, most: int) -> str:
+    """A name of at most so many bytes: file systems have 255 for one part of a path."""
+    encoded = os.fsencode(name)
+    return name if len(encoded) <= most else encoded[:most].decode(errors="ignore")
 
 
 def writable_folder(*wanted: str | None) -> str:

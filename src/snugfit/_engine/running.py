@@ -15,7 +15,7 @@ from torch import nn
 from snugfit._core.documents import DocumentError, converted
 from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.options import data_sets_in
-from snugfit._core.paths import PROFILE_CACHES, expanded, run_cache_folder
+from snugfit._core.paths import PROFILE_CACHES, expanded, run_cache_folder, shortened
 from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
 from snugfit._core.record import Record
@@ -171,6 +171,8 @@ def resume(
     own: OwnParts | None = None,
 ) -> tuple[Record, nn.Module | None]:
     """Continue an interrupted run; see :func:`snugfit.resume`. Returns the module too, if it was passed from Python."""
+    if not (folder / LOCK_FILE).exists():
+        Manifest.read(folder)  # a lock would be left in a folder that is no run
     with run_lock(folder):
         planned = reopen(folder, model, data, own)
         return _fit(folder, planned, subscribers, stop), planned.assembly.module
@@ -234,7 +236,7 @@ def _new_folder(out: str | Path | None, plan: Plan) -> Path:
         return Path(out)
     strategy = plan.choice.strategy if plan.choice else "none"
     data = plan.workload.data.rpartition("/")[2].replace(":", "-")
-    stem = f"{plan.workload.model}-{data}-{strategy}".replace(":", "-").replace("/", "-")
+    stem = f"{shortened(plan.workload.model, 80)}-{shortened(data, 80)}-{strategy}".replace(":", "-").replace("/", "-")
     require_folder(_RUNS)
     for number in itertools.count(1):
         folder = _RUNS / f"{stem}-{number}"

@@ -1,5 +1,6 @@
 """What a caller may say, and what is answered to the rest."""
 
+import os
 from dataclasses import asdict, fields, replace
 
 import pytest
@@ -334,6 +335,18 @@ def test_run_folders_are_named_and_numbered(tmp_path, monkeypatch):
     assert names == ["runs/python-photos-backprop-1", "runs/python-photos-backprop-2"]
     odd = _new_folder(None, made_plan("timm:resnet/x", "digits"))
     assert odd.as_posix() == "runs/timm-resnet-x-digits-backprop-1" and odd.is_dir()
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "\udcff"])
+def test_long_names_of_folders_are_shortened(tmp_path, monkeypatch, letter):
+    """A name may have 255 bytes."""
+    monkeypatch.chdir(tmp_path)
+    name = os.fsdecode(os.fsencode(letter * 250)[:250])
+    folder = _new_folder(None, made_plan(f"package.module:{'f' * 250}", f"folder:sets/{name}"))
+    assert folder.is_dir() and folder.name.endswith("-backprop-1")
+    used = run_cache_folder("caches", tmp_path / name)
+    used.mkdir(parents=True)
+    assert run_cache_folder("caches", tmp_path / name[:125] / name) != used
 
 
 def test_a_folder_that_holds_something_is_never_written_into(tmp_path):

@@ -153,6 +153,12 @@ def test_a_folder_that_is_no_run(tmp_path):
             snugfit.load(path)
 
 
+def test_nothing_is_left_in_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(CheckpointError, match="not a run folder"):
+        snugfit.resume(tmp_path, ())
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unfinished_run(damaged):
     (damaged / "record.json").unlink()
     Manifest.of(damaged)
