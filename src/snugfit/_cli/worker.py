@@ -16,7 +16,7 @@ from snugfit._cli.output import FailedError, explain, note
 from snugfit._cli.startup import die_with_parent, ignore_signals, prepare_streams, redeliver_swallowed_interrupts
 from snugfit._cli.worker_processes import FORWARDED, end_server, forked_job
 from snugfit._core.request import Request
-from snugfit._training.events import Event, Notice, RunStarted
+from snugfit._training.events import Event, Notice, RunStarted, without_notices
 from snugfit.errors import InterruptedRunError
 
 API_MODULE = "snugfit._api"
@@ -108,13 +108,7 @@ def _show_notice(event: Event) -> None:
 
 def _planning(job: dict[str, Any], subscribers: Subscribers) -> Subscribers:
     """The subscribers of planning; they get no notices if a first process has shown them."""
-
-    def unnoted(event: Event) -> None:
-        if not isinstance(event, Notice):
-            for subscriber in subscribers:
-                subscriber(event)
-
-    return (unnoted,) if job.get("noted") else subscribers
+    return without_notices(subscribers) if job.get("noted") else subscribers
 
 
 def _plan(api: Any, job: dict[str, Any], subscribers: Subscribers, send: Send) -> Any:

@@ -23,7 +23,7 @@ from snugfit._engine.run_memory import budget_warning, device_plan, measurable_b
 from snugfit._engine.tasks import import_for
 from snugfit._planner import MeasurementContext, PlanningInput, StrategySelection, search
 from snugfit._planner.kept_memory import with_kept_memory
-from snugfit._training.events import Event, Notice, ProbeMeasured, Subscriber
+from snugfit._training.events import Event, Notice, ProbeMeasured, Subscriber, without_notices
 from snugfit._training.initial_weights import check_weights, weights_note
 from snugfit._training.own_parts import OwnParts
 from snugfit.errors import MEMORY_ERRORS
@@ -81,11 +81,11 @@ def make_plan(
 
             path = pretrained_file(request.model.model)
         request = replace(request, model=replace(request.model, weights=str(path)))
-    plan = partial(_planned, request, splits, module, subscribers, measures, own or OwnParts(), fresh)
-    planned = plan()
+    plan = partial(_planned, request, splits, module, measures=measures, own=own or OwnParts(), fresh=fresh)
+    planned = plan(subscribers)
     memory = planned.plan.memory if request.budget.total_memory is not None else None
     if memory is not None and memory.process_bytes != planned.baseline.anon + late_bytes():
-        planned = plan()  # late imports leave less of a total
+        planned = plan(without_notices(subscribers))  # late imports leave less of a total
     for note in _notes(planned.assembly, measures=measures != "nothing"):
         for subscriber in subscribers:
             subscriber(Notice(note))
@@ -111,6 +111,7 @@ def _planned(
     splits: Splits | None,
     module: ModuleOrFactory | None,
     subscribers: Sequence[Subscriber],
+    *,
     measures: Extent,
     own: OwnParts,
     fresh: bool,

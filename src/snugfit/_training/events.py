@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -161,3 +161,14 @@ class RunDone(Event):
 
 Subscriber = Callable[[Event], Any]
 """Called with every event, in order, in the training thread."""
+
+
+def without_notices(subscribers: Sequence[Subscriber]) -> tuple[Subscriber, ...]:
+    """Subscribers of everything but notices, which an earlier plan has shown."""
+
+    def unnoted(event: Event) -> None:
+        if not isinstance(event, Notice):
+            for subscriber in subscribers:
+                subscriber(event)
+
+    return (unnoted,)

@@ -194,6 +194,7 @@ def test_without_a_budget_a_plan_names_what_the_machine_lacks(monkeypatch):
 
 
 def test_imports_while_a_plan_is_made_leave_less_of_a_total(monkeypatch):
+    """The plan is made again, and its notices are shown once."""
     small = {"strategy": "backprop", "epochs": 1, "image_size": 8, "max_train": 32, "batch_size": 8}
     assemble, resting = planning.assemble, planning.baseline()
 
@@ -204,7 +205,11 @@ def test_imports_while_a_plan_is_made_leave_less_of_a_total(monkeypatch):
     monkeypatch.setattr(process, "_late_bytes", [])
     monkeypatch.setattr(planning, "assemble", importing)
     monkeypatch.setattr(planning, "baseline", lambda *_: resting)
-    plan = snugfit.plan("smallconv", "digits", total_memory="2GB", **small).plan
+    monkeypatch.setattr(run_memory, "machine_memory", lambda own: MachineMemory(10**12, own + 500 * MB))
+    events = []
+    plan = snugfit.plan("smallconv", "digits", subscribers=(events.append,), total_memory="2GB", **small).plan
+    notices = [event.message for event in events if isinstance(event, snugfit.Notice)]
+    assert sum("--total-memory allows" in each for each in notices) == 1 and len(set(notices)) == len(notices)
     assert plan.memory.process_bytes == resting.anon + 50 * MB
     assert plan.budget.memory_bytes == plan.memory.growth_in(2000 * MB)
 
