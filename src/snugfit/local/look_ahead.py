@@ -52,6 +52,8 @@ class Decoder(nn.Module):
 def auxiliary_depth(depth: int, position: int, count: int) -> int:
     """Layers of a unit's auxiliary network: fewer towards the output, at least one.
 
+    The authors' code rounds halves to the even number, too, so that depths of 2, 3 and 4 all end with 2 layers.
+
     Args:
         depth: of the first unit's.
         position: number of the unit, from 0.

@@ -33,6 +33,7 @@ def test_depth_decreases_linearly_towards_the_output():
     assert [auxiliary_depth(5, position, 10) for position in range(10)] == [5, 5, 5, 4, 4, 4, 4, 3, 3, 3]
     assert [auxiliary_depth(1, position, 7) for position in range(7)] == [1] * 7
     assert auxiliary_depth(3, 0, 1) == 3
+    assert [auxiliary_depth(depth, 14, 15) for depth in range(1, 7)] == [1, 2, 2, 2, 3, 4]
 
 
 def test_layers_are_those_of_the_network_without_shortcuts():
