@@ -83,7 +83,8 @@ class DataOptions(Checked):
         input_shape: shape of one image, like 3x32x32: plan or profile without data, with --classes. Counts are those of
             --max-train (10,000 by default) and --max-val (a tenth of that). Not to train.
         task: classify images; multi-label, if an image may have several classes or none; or detect objects in images.
-        data_dir: folder of data sets; ``SNUGFIT_DATA`` by default.
+        data_dir: folder of data sets, to which missing ones are downloaded if torchvision is installed; by default
+            ``SNUGFIT_DATA``, or ``~/.cache/snugfit/data``.
         classes: expected number of classes; an error is raised when the data has another number.
         max_train: maximum number of training images.
         max_val: maximum number of validation images, and of test images.
