@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from benchmarks.common import DEFAULTS, Cell, Options, Settings, program, run, run_folder, slim, to_flags
 from benchmarks.store import ResultFile, finish, markdown, mb
 from snugfit._core.machine_memory import MemoryGroup, counts, memory_groups
-from snugfit._core.run_memory import MB
+from snugfit._quantities import MB
 
 WORKLOADS: dict[str, Settings] = {
     "README's first command": {

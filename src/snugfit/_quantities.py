@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+MB = 10**6
+"""Bytes of a megabyte, as everywhere here; a MiB has 2^20."""
+
 
 def format_bytes(count: float) -> str:
     """Print bytes in decimal units: ``format_bytes(97_300_000) == "97.3 MB"``."""

@@ -29,10 +29,9 @@ from snugfit._core.options import AUTO
 from snugfit._core.plan import Plan, ranked
 from snugfit._core.request import Request
 from snugfit._core.workload import Workload
-from snugfit._quantities import format_bytes
+from snugfit._quantities import MB, format_bytes
 from snugfit.errors import InfeasibleBudgetError
 
-MB = 10**6
 HOPELESS = 2
 """A strategy that is expected to need more than this many times the budget is not planned alone. The largest ratio seen
 of a strategy that then fitted was 1.65: memory left by earlier measurements is part of what it is expected to need."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from snugfit._core.machine_memory import MachineMemory
-from snugfit._quantities import format_bytes
+from snugfit._quantities import MB, format_bytes
 
-MB = 10**6
 MARGIN_BYTES = 2 * MB
 """What the resting processes may grow by in a run: the command line, and the stack of the process that trains."""
 

@@ -20,11 +20,12 @@ from snugfit._engine.planning import Planned
 from snugfit._planner import PastRun
 from snugfit._planner.calibration import correction
 from snugfit._planner.search import candidates_of
+from snugfit._quantities import MB
 from snugfit._training.strategy import Strategy
 
-MB = 10**6
-DRIFT_BYTES = 1 * MB
-"""Difference of the memory in use before training between two processes; added to the smallest budget."""
+NEXT_PROCESS_BYTES = 1 * MB
+"""Added to the smallest budget, because the memory in use before training differs between two processes. A strategy's
+shortfall adds more (``DRIFT_BYTES``); this budget is tried by the command line before it names it."""
 
 
 def retry_requests(planned: Planned) -> list[Request]:
@@ -146,7 +147,7 @@ def smallest_budget_of(
     if most is None:
         return None
     sizes = [_smallest(each, plan, profile, runs, most // MB) for each in strategies]
-    return min((size * MB + DRIFT_BYTES for size in sizes if size is not None), default=None)
+    return min((size * MB + NEXT_PROCESS_BYTES for size in sizes if size is not None), default=None)
 
 
 def _smallest(strategy: Strategy, plan: Plan, profile: Profile, runs: Sequence[PastRun], most: int) -> int | None:

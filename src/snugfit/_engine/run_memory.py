@@ -13,9 +13,9 @@ from snugfit._core.budget import Budget
 from snugfit._core.machine_memory import machine_memory
 from snugfit._core.option_groups import BudgetOptions
 from snugfit._core.plan import Plan
-from snugfit._core.run_memory import MB, DevicePlan, RunMemory
+from snugfit._core.run_memory import DevicePlan, RunMemory
 from snugfit._engine.distributed import commands_of_run
-from snugfit._quantities import format_bytes
+from snugfit._quantities import MB, format_bytes
 from snugfit.errors import InfeasibleBudgetError, UsageError
 from snugfit.memory import Baseline, MemoryLimit, PeakMeter, read_status
 from snugfit.memory.device import device_at_rest, has_own_memory

@@ -21,12 +21,12 @@ from snugfit._core.profile import ProbeLine, Profile
 from snugfit._engine.loop_plan import LOADED_BATCHES, LoopPlan
 from snugfit._engine.loop_trainer import set_to_zero
 from snugfit._planner import MeasurementContext
-from snugfit._quantities import format_bytes
+from snugfit._quantities import MB, format_bytes
 from snugfit._training.dry_run import SPARE_BYTES
 from snugfit.errors import MEMORY_ERRORS, BudgetExceededError, InfeasibleBudgetError, UsageError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
 from snugfit.profiling import META_PASS_BYTES, Probe
-from snugfit.strategies.memory_estimates import DRIFT_BYTES, MB, RESERVED_BYTES, require_images, with_safety
+from snugfit.strategies.memory_estimates import DRIFT_BYTES, RESERVED_BYTES, require_images, with_safety
 from snugfit.strategies.micro_batch import divisors
 
 Needed = Callable[[Mapping[str, ProbeLine | None], float], bool]

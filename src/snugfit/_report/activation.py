@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from snugfit._quantities import format_bytes
-from snugfit._report.formatting import MB
+from snugfit._quantities import MB, format_bytes
 from snugfit._report.markup import html, page
 from snugfit._storage.outputs import require_folder, whole_file
 

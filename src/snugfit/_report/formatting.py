@@ -5,7 +5,6 @@ from __future__ import annotations
 from snugfit._core.record import PRECISIONS, Record
 from snugfit._quantities import format_bytes, format_seconds
 
-MB = 1e6
 NONE = "\N{EN DASH}"
 """Shown for a value that was not measured or does not apply."""
 

@@ -13,10 +13,10 @@ from matplotlib.ticker import FuncFormatter
 from snugfit._core.profile import ProbeLine
 from snugfit._core.record import PhaseRecord, Record
 from snugfit._core.serial import from_data
-from snugfit._quantities import format_bytes
+from snugfit._quantities import MB, format_bytes
 from snugfit._report import canvas
 from snugfit._report.canvas import PALETTE, PREDICTED_MEASURED, STYLE, TIP
-from snugfit._report.formatting import MB, phase_label
+from snugfit._report.formatting import phase_label
 from snugfit._report.intervals import phase_blocks, training_phases
 from snugfit._report.markup import html
 from snugfit._report.metrics import MetricRow, curves

@@ -14,6 +14,7 @@ from snugfit._core.budget import Budget
 from snugfit._core.options import CacheDtype
 from snugfit._core.profile import Profile
 from snugfit._core.workload import Workload
+from snugfit._quantities import MB
 from snugfit._storage.activation_cache import RowFormat
 from snugfit._training.average_precision import bytes_of_scores
 from snugfit._training.statistics import images_for
@@ -66,8 +67,6 @@ SYNTHETIC_SAMPLES = 8
 """Distinct samples in a synthetic batch, which repeats them: drawing takes longer than copying."""
 DISTINCT_WEIGHTS = 4099
 """Distinct values in synthetic weights; a prime number, so that no two rows of a matrix are equal."""
-
-MB = 10**6
 
 
 def safety() -> Safety:

@@ -13,7 +13,7 @@ from snugfit._core.request import Request
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._engine.builder import _DEFAULTS
 from snugfit._engine.planning import Planned
-from snugfit._engine.retries import DRIFT_BYTES, retry_requests, smallest_budget_of, smallest_fitting
+from snugfit._engine.retries import NEXT_PROCESS_BYTES, retry_requests, smallest_budget_of, smallest_fitting
 from snugfit._planner import PastRun
 from snugfit.strategies.backprop.strategy import Backprop
 
@@ -53,8 +53,8 @@ def smallest(strategies, memory, *feasible, profile=PROFILE, runs=()):
 
 def test_the_least_of_all_that_fit():
     strategies = [Fixed("a", 61 * MB), Fixed("b", 47 * MB + 1), Fixed("unfit", 12 * MB)]
-    assert smallest(strategies, "100MB", "a", "b") == 48 * MB + DRIFT_BYTES
-    assert smallest(strategies, "100MB", "a") == 61 * MB + DRIFT_BYTES
+    assert smallest(strategies, "100MB", "a", "b") == 48 * MB + NEXT_PROCESS_BYTES
+    assert smallest(strategies, "100MB", "a") == 61 * MB + NEXT_PROCESS_BYTES
 
 
 def test_without_anything_that_fits_or_any_limit_there_is_none():
@@ -65,7 +65,7 @@ def test_without_anything_that_fits_or_any_limit_there_is_none():
 def test_the_budget_named_is_proposed_in_and_less_is_not():
     """By hand: (5 + 22 MB) * 1.015 + 2.5 + 5 = 34.9 MB, so 35."""
     strategy = Backprop(accumulate=False)
-    assert smallest([strategy], "100MB", "backprop") == 35 * MB + DRIFT_BYTES
+    assert smallest([strategy], "100MB", "backprop") == 35 * MB + NEXT_PROCESS_BYTES
     assert not list(strategy.propose(WORKLOAD, PROFILE, HARDWARE, Budget("34MB")))
     assert list(strategy.propose(WORKLOAD, PROFILE, HARDWARE, Budget("35MB")))
 

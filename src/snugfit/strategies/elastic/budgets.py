@@ -12,6 +12,7 @@ import numpy as np
 from snugfit._core.budget import Budget
 from snugfit._core.profile import Profile
 from snugfit._core.workload import Workload
+from snugfit._quantities import MB
 from snugfit.errors import InfeasibleBudgetError, InfeasibleTimeError, SnugfitError
 from snugfit.selection.choice import Headroom, choose, needed_bytes
 from snugfit.selection.network import Mask, Network
@@ -20,7 +21,6 @@ from snugfit.strategies.elastic.config import ElasticOptions, ElasticScheme
 from snugfit.strategies.elastic.probes import FULL, HEAD, IMPORTANCE
 from snugfit.strategies.memory_estimates import (
     DRIFT_BYTES,
-    MB,
     RESERVED_BYTES,
     TENSOR_TO_PROCESS,
     step_headroom,

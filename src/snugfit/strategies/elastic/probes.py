@@ -17,6 +17,7 @@ from snugfit._chain import Chain, Unit, classifier_names
 from snugfit._core.profile import Profile, TensorProfile
 from snugfit._core.serial import to_data
 from snugfit._core.workload import OptimizerSettings, Workload
+from snugfit._quantities import MB
 from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.task import precision_context
 from snugfit.errors import InfeasibleBudgetError
@@ -29,7 +30,6 @@ from snugfit.selection.importance import Update, importance, scratch_bytes
 from snugfit.selection.network import Network
 from snugfit.strategies.elastic.trainer import TensorTrainer, set_modes
 from snugfit.strategies.memory_estimates import (
-    MB,
     fill_synthetic_weights,
     place_synthetic_weights,
     random_batch,

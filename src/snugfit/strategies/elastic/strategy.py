@@ -13,6 +13,7 @@ from snugfit._core.plan import Cost, Phase, Shortfall
 from snugfit._core.profile import Profile
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
+from snugfit._quantities import MB
 from snugfit._training.run import Run
 from snugfit._training.strategy import TrainingData
 from snugfit._training.task import needs_classes
@@ -21,7 +22,7 @@ from snugfit.selection.choice import choose
 from snugfit.strategies.elastic.budgets import ElasticSettings, budget_for, importance_peak, largest_chunk
 from snugfit.strategies.elastic.probes import FULL, HEAD, IMPORTANCE, ElasticProbes
 from snugfit.strategies.elastic.runner import fit_elastic
-from snugfit.strategies.memory_estimates import MB, smallest_budget, step_headroom
+from snugfit.strategies.memory_estimates import smallest_budget, step_headroom
 from snugfit.strategies.micro_batch import VALIDATION_SHARE, divisors
 
 DEFAULT_RATIO = 0.5
