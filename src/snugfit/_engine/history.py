@@ -12,7 +12,7 @@ from pathlib import Path
 from snugfit._core.documents import DocumentError, converted, parse_json, read_text
 from snugfit._core.hardware import Hardware
 from snugfit._core.option_groups import MachineOptions
-from snugfit._core.paths import profiles_folder
+from snugfit._core.paths import profiles_folder, try_write_text
 from snugfit._core.plan import Plan
 from snugfit._core.record import Record
 from snugfit._core.registry import code_digest
@@ -24,6 +24,8 @@ from snugfit.profiling import Measurements
 
 MOST_RUNS = 500
 """Most runs to read, the latest."""
+MOST_BYTES = 2**20
+"""Size up to which the file of runs grows, some 3,000 of them; one of 64 MiB would not be read at all."""
 
 
 def measurements(options: MachineOptions, hardware: Hardware) -> Measurements:
@@ -58,8 +60,18 @@ def keep_run(options: MachineOptions, record: Record, plan: Plan) -> None:
     run = past_run(record, plan.workload, plan.choice.correction, kept=kept)
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        with _runs_file(folder, plan.hardware).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(to_data(run)) + "\n")
+        _append(_runs_file(folder, plan.hardware), json.dumps(to_data(run)))
+
+
+def _append(path: Path, line: str) -> None:
+    """Add a line to a file; one that has become large is replaced by its latest lines."""
+    with path.open("a+b") as file:
+        file.write(line.encode() + b"\n")
+        if (size := file.tell()) <= MOST_BYTES:
+            return
+        file.seek(size - MOST_BYTES)
+        lines = file.read().decode(errors="replace").splitlines()[-MOST_RUNS:]
+    try_write_text(path, "\n".join(lines) + "\n")
 
 
 def _runs_file(folder: Path, hardware: Hardware) -> Path:

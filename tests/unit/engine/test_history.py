@@ -10,7 +10,8 @@ from torch.utils.data import TensorDataset
 
 import snugfit
 from snugfit._core.option_groups import MachineOptions
-from snugfit._engine.history import machine_text, past_runs
+from snugfit._engine import history
+from snugfit._engine.history import MOST_RUNS, machine_text, past_runs
 from snugfit._training.events import Notice, ProbeMeasured
 from snugfit.errors import UsageError
 
@@ -76,6 +77,18 @@ def test_lines_that_cannot_be_read_are_left_out(tmp_path):
     assert [run.strategy for run in past_runs(options, found.plan.hardware)] == ["backprop"]
     file.write_bytes(b"\xff\xfe")
     assert past_runs(options, found.plan.hardware) == []
+
+
+def test_the_file_of_runs_keeps_the_latest(tmp_path):
+    file = tmp_path / "runs-x.jsonl"
+    file.write_bytes(
+        b"\xff" * 100 + b"".join(b'{"run": %d, "shape": "%s"}\n' % (run, b"3" * 150) for run in range(10_000))
+    )
+    history._append(file, '{"run": "last"}')
+    runs = [json.loads(line)["run"] for line in file.read_text().splitlines()]
+    assert runs == [*range(10_001 - MOST_RUNS, 10_000), "last"]
+    history._append(file, '{"run": "more"}')
+    assert len(file.read_text().splitlines()) == MOST_RUNS + 1
 
 
 def test_nothing_is_kept_where_that_is_not_wanted(tmp_path, monkeypatch):
