@@ -111,6 +111,7 @@ def test_calls_that_mean_nothing(snug, options, words):
         ("hosts: [{address: 10.0.0.1, proceses: 2}]", "Did you mean 'processes'"),
         ("hosts: [{address: 10.0.0.1, processes: 0}]", "count from 1"),
         ("hosts: [{address: -oProxyCommand=x}]", "is no text"),
+        ('hosts: [{address: 10.0.0.1, python: "python\\0"}]', "is no text"),
         ("hosts: [10.0.0.1, 10.0.0.1]", "appears twice"),
         ("hosts: [1.1.1.1]", "is a public address"),
         ("hosts: [" + "x" * 64 + "]", "cannot find the address"),

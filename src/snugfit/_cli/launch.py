@@ -77,7 +77,8 @@ def _host(entry: Any, path: str) -> Host:
     for name, value in entry.items():
         if name not in kinds:
             raise UnknownNameError("option of a host", str(name), kinds)
-        if type(value) is not kinds[name] or not value or (name in {"address", "user"} and str(value).startswith("-")):
+        is_option = name in {"address", "user"} and str(value).startswith("-")
+        if type(value) is not kinds[name] or not value or "\0" in str(value) or is_option:
             raise UsageError(f"'{name}: {value}' in {path} is no {'count from 1' if kinds[name] is int else 'text'}.")
     host = Host(**entry)
     if host.processes < 1:
