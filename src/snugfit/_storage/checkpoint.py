@@ -117,7 +117,7 @@ class CheckpointStore:
 
     def _numbered(self) -> list[Path]:
         folders = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted((f for f in folders if f.name.isdigit()), key=lambda f: int(f.name))
+        return sorted((f for f in folders if f.name.isdecimal()), key=lambda f: int(f.name))
 
 
 def _write(
