@@ -41,7 +41,7 @@ def test_on_and_off_are_words_and_truths_where_an_option_takes_them(parse):
 
 
 @pytest.mark.parametrize(
-    "text", ["epochs: &a [*a]", "[" * 999, "lr: .nan", "epochs: 1\nepochs: 2", "seed: " + "9" * 30]
+    "text", ["epochs: &a [*a]", "[" * 999, "lr: !!float .nan", "epochs: 1\nepochs: 2", "seed: !!int " + "9" * 30]
 )
 def test_hostile_files_are_one_line_that_names_them(parse, text):
     with pytest.raises(UsageError, match=r"options\.yaml is not valid YAML") as caught:
@@ -72,6 +72,14 @@ def test_plain_words_and_numbers_are_read_as_on_the_command_line(parse):
     assert (strategy.prune, strategy.lasso, strategy.scratch, strategy.sample_wise) == ("0.5", 1e-3, "on", "off")
 
 
+def test_numbers_that_are_names_keep_their_form(parse):
+    text = "out: 2026_11_26\ndata_dir: 007\nweights: 1.10\ncache_dir: 12:30:00\nbatch_size: 010\nlr: 1e-2"
+    request = parse(text)["flags"].request()
+    folders = (request.machine.out, request.data.data_dir, request.model.weights, request.machine.cache_dir)
+    assert folders == ("2026_11_26", "007", "1.10", "12:30:00")
+    assert (request.training.batch_size, request.training.lr) == (10, 0.01), "as on the command line"
+
+
 def test_unknown_keys_are_named_with_the_nearest_option(parse):
     with pytest.raises(UnknownNameError, match=r"unknown option 'batchsize'\. Did you mean 'batch-size'\?"):
         parse("batchsize: 3")
@@ -85,6 +93,8 @@ def test_unknown_keys_are_named_with_the_nearest_option(parse):
         ("epochs: 1\nbatch_size: 2\nbatch-size: 3", "twice"),
         ("a: b: c", "not valid YAML"),
         ("config: other.yaml", "unknown option 'config'"),
+        ("lr: .nan", r"--lr must be .*, not '\.nan'"),
+        (f"seed: {'9' * 30}", "--seed must be a whole number"),
     ],
 )
 def test_unusable_files_are_usage_errors(text, says, parse):

@@ -99,7 +99,7 @@ def read_config(path: str) -> dict[str, Any]:
     Raises:
         UsageError: the file cannot be read, is not a flat mapping, or names an option twice.
     """
-    content = read_yaml(path, UsageError, "--config takes lines like 'epochs: 10'.")
+    content = read_yaml(path, UsageError, "--config takes lines like 'epochs: 10'.", numbers=False)
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -17,22 +17,25 @@ MAX_NODES = 200_000
 """Most values in a document, including those repeated by aliases."""
 
 
-def read_yaml(path: str | Path, error: type[SnugfitError] = UsageError, advice: str = "Correct it.") -> Any:
+def read_yaml(
+    path: str | Path, error: type[SnugfitError] = UsageError, advice: str = "Correct it.", *, numbers: bool = True
+) -> Any:
     """Read a YAML file; limits are those of :func:`parse_yaml`. An empty file gives None."""
     text = read_text(path, error, advice, MAX_YAML_BYTES)
     try:
-        return parse_yaml(text)
+        return parse_yaml(text, numbers=numbers)
     except DocumentError as wrong:
         raise error(f"{path} is not valid YAML: {wrong}. {advice}") from wrong
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str, *, numbers: bool = True) -> Any:
     """Parse YAML into objects, lists, texts, finite numbers, booleans and None; raises DocumentError.
 
-    Only ``true`` and ``false`` are booleans, as in YAML 1.2 (``no`` and ``on`` are texts), and dates are texts.
+    Only ``true`` and ``false`` are booleans, as in YAML 1.2 (``no`` and ``on`` are texts), and dates are texts. Without
+    ``numbers``, so are numbers, as they are written: as one, 2026_11_26 would be 20261126.
     """
     try:
-        value = yaml.load(text, _Loader)
+        value = yaml.load(text, _Loader if numbers else _TextLoader)
     except RecursionError:
         raise DocumentError(f"it is nested more than {MAX_DEPTH} deep") from None
     except (yaml.YAMLError, ValueError, OverflowError, TypeError, LookupError, AttributeError) as error:
@@ -84,3 +87,13 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
+
+
+class _TextLoader(_Loader):
+    """Leaves numbers as they are written."""
+
+
+_TextLoader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if tag.rpartition(":")[2] not in ("int", "float")]
+    for first, forms in _Loader.yaml_implicit_resolvers.items()
+}
