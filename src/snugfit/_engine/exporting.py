@@ -25,6 +25,7 @@ from snugfit._storage.digests import FileDigest, sync_file
 from snugfit._storage.manifest import MANIFEST_FILE, listing
 from snugfit._storage.outputs import require_file, require_folder
 from snugfit._storage.tensor_file import MODEL_FILE
+from snugfit._storage.write_errors import storage_errors
 from snugfit._training.task import measure
 from snugfit.errors import DataError, ModelError, UnusableInputError, UsageError, first_line
 
@@ -67,7 +68,9 @@ def export(
         if format != "onnx":
             destination = target / MODEL_FILE
             if destination.resolve() != (folder / MODEL_FILE).resolve():
-                _place(Path(shutil.copyfile(folder / MODEL_FILE, Path(scratch, MODEL_FILE))), destination)
+                with storage_errors(destination):
+                    copied = Path(shutil.copyfile(folder / MODEL_FILE, Path(scratch, MODEL_FILE)))
+                _place(copied, destination)
             files.append(str(destination))
         if format != "safetensors":
             _place(draft, path)
@@ -90,7 +93,7 @@ def _require_target(folder: Path, target: Path) -> None:
 
 def _place(draft: Path, path: Path) -> None:
     """Give a complete file its name, which an older one has until then; in a run folder its manifest lists it."""
-    with draft.open("rb") as file:
+    with storage_errors(path), draft.open("rb") as file:
         sync_file(file)
     with listing(path.parent) as manifest:
         if manifest is not None:
@@ -134,7 +137,8 @@ def _write_onnx(module: nn.Module, architecture: Architecture, path: Path, free_
     written = onnx.load(path)
     known = to_data(architecture)
     onnx.helper.set_model_props(written, {key: json.dumps(known[key]) for key in _METADATA})
-    onnx.save(written, path)
+    with storage_errors(path):
+        onnx.save(written, path)
 
 
 def _larger(shape: tuple[int, int, int]) -> tuple[int, int, int]:
