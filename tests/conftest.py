@@ -42,6 +42,18 @@ def nothing_measured_before(monkeypatch, tmp_path_factory):
     torch.set_flush_denormal(False)
 
 
+@pytest.fixture
+def measured_once(monkeypatch, tmp_path_factory, request):
+    """What is measured for one test of a file serves its others: planning takes longer than their runs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / f"cache-{request.module.__name__}"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_waits_for_the_disk(monkeypatch):
+    """No test takes away the power, after which alone it would matter."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 PER_MAC, PER_BYTE, PER_PARAMETER = 1e-9, 1e-9, 1e-9
 
 

@@ -61,7 +61,7 @@ def ranks(monkeypatch, *scores):
     monkeypatch.setattr(runner, "rank_tensors", rank)
 
 
-@pytest.mark.usefixtures("steady_times")
+@pytest.mark.usefixtures("steady_times", "measured_once")
 class TestRuns:
     @pytest.mark.parametrize("value", [0.0, -1.0])
     def test_an_empty_first_selection_is_an_error_with_advice(self, tmp_path, monkeypatch, value):
