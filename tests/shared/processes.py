@@ -9,19 +9,27 @@ import torch
 import torch.distributed as dist
 
 MOST = 6
+USED = ["torch.distributed", "snugfit.tiling.distributed", "snugfit._models", "snugfit._training.launch", "hypothesis"]
+
+
+def forking():
+    """Makes processes that have imported what they use."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(USED)
+    return context
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 class Processes:
     """Up to six processes over gloo on this machine."""
 
     def __init__(self):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["torch.distributed", "snugfit.tiling.distributed", "snugfit._models", "hypothesis"]
-        )
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        context, port = forking(), free_port()
         pipes = [context.Pipe() for _ in range(MOST)]
         self.ends = [mine for mine, _ in pipes]
         self.workers = [

@@ -1,24 +1,24 @@
 """Real processes of one small world, which a test may kill or stop."""
 
+import dataclasses
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-LOOP = """
-import dataclasses, os, sys, time
-import torch, torch.distributed as dist
-from snugfit.errors import SnugfitError
-from snugfit._training.launch import Commands, Heartbeat, join, naming_lost, world
+import torch
+import torch.distributed as dist
+from processes import forking, free_port
 
-limit, what = float(sys.argv[1]), sys.argv[2]
-here = dataclasses.replace(world(), timeout_seconds=limit)
-try:
+from snugfit._training.launch import Commands, Heartbeat, join, naming_lost, world
+from snugfit.errors import SnugfitError
+
+
+def add_up(limit: float, what: str) -> None:
+    """Add up tensors over all ranks for ever."""
+    here = dataclasses.replace(world(), timeout_seconds=limit)
     with (
-        join(here) as group,
+        join(here),
         Heartbeat(here) as heartbeat,
         naming_lost(heartbeat),
         Commands(heartbeat) as commands,
@@ -44,36 +44,34 @@ try:
             if what == "end" and step == 20:
                 break
             time.sleep(0.01)
-except SnugfitError as error:
-    print("ERROR", type(error).__name__, error, flush=True)
-    os._exit(error.exit_code)  # as the interpreter ends, torch's store may abort while it connects to who is lost
-"""
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+def run_rank(said: str, environment: dict[str, str], limit: float, what: str) -> None:
+    """One rank, whose output goes to a file."""
+    out = os.open(said, os.O_WRONLY | os.O_CREAT)
+    os.dup2(out, 1), os.dup2(out, 2)
+    os.environ.update(environment)
+    try:
+        add_up(limit, what)
+    except SnugfitError as error:
+        print("ERROR", type(error).__name__, error, flush=True)
+        os._exit(error.exit_code)  # as the interpreter ends, torch's store may abort while it connects to who is lost
 
 
 class Ranks:
-    """Processes that add up tensors for ever; a context manager that kills what is left of them."""
+    """Three processes that add up tensors for ever; a context manager that kills what is left of them."""
 
-    def __init__(self, folder: Path, limit: float, what: str = "sums", size: int = 3, started: int | None = None):
-        script = folder / "loop.py"
-        script.write_text(LOOP)
-        port = free_port()
+    def __init__(self, folder: Path, limit: float, what: str = "sums"):
+        context, port = forking(), free_port()
+        self.said = [folder / f"rank{rank}.txt" for rank in range(3)]
         self.all = []
-        for rank in range(size if started is None else started):
-            ranks = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-            named = {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCH_CPP_LOG_LEVEL": "ERROR"}
-            environment = {**os.environ, **{key: str(value) for key, value in named.items()}}
-            command = [sys.executable, str(script), str(limit), what]
-            self.all.append(
-                subprocess.Popen(
-                    command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder
-                )
-            )
+        for rank, said in enumerate(self.said):
+            ranks = {"RANK": rank, "WORLD_SIZE": 3, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 3}
+            named = {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            environment = {key: str(value) for key, value in named.items()}
+            self.all.append(context.Process(target=run_rank, args=(str(said), environment, limit, what), daemon=True))
+        for process in self.all:
+            process.start()
 
     def __enter__(self):
         return self
@@ -81,19 +79,21 @@ class Ranks:
     def __exit__(self, *_):
         for process in self.all:
             process.kill()
-            process.wait()
-            process.stdout.close()
+            process.join()
 
     def wait_until_ready(self):
-        for process in self.all:
-            while (line := process.stdout.readline().strip()) != "ready":
-                assert line or process.poll() is None, "a process ended before it was ready"
+        for process, said in zip(self.all, self.said, strict=True):
+            while not said.exists() or "ready\n" not in said.read_text():
+                assert process.is_alive(), "a process ended before it was ready"
+                time.sleep(0.01)
 
     def signal(self, rank: int, number: signal.Signals) -> float:
-        self.all[rank].send_signal(number)
+        os.kill(self.all[rank].pid, number)
         return time.monotonic()
 
     def end(self, rank: int, seconds: float) -> tuple[int, str]:
         """Exit code and last words of a process, which must come within so many seconds."""
-        said, _ = self.all[rank].communicate(timeout=seconds)
-        return self.all[rank].returncode, said[said.find("ERROR") :] if "ERROR" in said else said
+        self.all[rank].join(seconds)
+        assert self.all[rank].exitcode is not None, f"rank {rank} goes on after {seconds} s"
+        said = self.said[rank].read_text()
+        return self.all[rank].exitcode, said[said.find("ERROR") :] if "ERROR" in said else said
