@@ -1,10 +1,8 @@
 """The steps of torch.optim's fused optimizers, bit for bit, without its objects."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from forked import run_copies
 from torch import nn
 
 from snugfit.lean.update_rules import FusedAdamW, FusedSGD
@@ -56,21 +54,23 @@ def test_on_the_meta_device_a_step_makes_the_state(name, count):
     assert sum(value.shape == parameter.shape and value.is_meta for value in rule.state.values()) == count
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "schedulefree"])
-def test_no_optimizer_imports_dynamo(name):
+def test_no_optimizer_imports_dynamo():
     """torch.optim's first object does, with inductor and sympy: 68 MiB."""
-    code = f"""if True:
+    first = """if True:
         import sys, torch
         from snugfit._core.workload import OptimizerSettings
         from snugfit._training.optimizers import ParameterOptimizers
+    """
+    step = """if True:
         parameter = torch.nn.Parameter(torch.ones(3))
-        optimizers = ParameterOptimizers([("p", parameter)], OptimizerSettings("{name}", schedule="constant"))
+        optimizers = ParameterOptimizers([("p", parameter)], OptimizerSettings(name, schedule="constant"))
         optimizers.train()
         parameter.grad = torch.ones(3)
         optimizers.step()
         optimizers.average()
         assert (parameter != 1).all()
-        loaded = {{"torch._dynamo", "torch._inductor", "sympy", "schedulefree"}} & sys.modules.keys()
-        assert loaded == ({{"schedulefree"}} if "{name}" == "schedulefree" else set()), loaded
+        loaded = {"torch._dynamo", "torch._inductor", "sympy", "schedulefree"} & sys.modules.keys()
+        assert loaded == ({"schedulefree"} if name == "schedulefree" else set()), loaded
     """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    found = run_copies(first, *(f"name = '{name}'\n{step}" for name in ("sgd", "adamw", "schedulefree")))
+    assert [code for code, _ in found] == [0] * 3

@@ -75,6 +75,24 @@ def test_what_needs_them_loads_them():
         assert loaded("torch._dynamo") and torch._dynamo is sys.modules["torch._dynamo"]
         """,
         """
+        import sympy
+        class Own(sympy.Basic):
+            pass
+        assert sympy.Symbol("x") + 1 == 1 + sympy.Symbol("x") and isinstance(sympy.Symbol("x"), sympy.Basic)
+        assert issubclass(Own, type(sympy.Symbol("x")).mro()[-3]) and not isinstance(3, sympy.Basic)
+        """,
+        """
+        from torch._subclasses import FakeTensorMode
+        with FakeTensorMode():
+            assert (torch.ones(3, 1) + torch.ones(4)).shape == (3, 4)
+        """,
+    )
+
+
+@pytest.mark.slow
+def test_so_do_other_ways_of_needing_them():
+    run_each(
+        """
         @torch.compile(backend="eager")
         def whole():
             step("cpu")
@@ -91,41 +109,28 @@ def test_what_needs_them_loads_them():
         assert config.error_on_nested_fx_trace is False
         """,
         "import torch._dynamo.testing; torch._dynamo.testing.CompileCounter(); torch._dynamo.reset()",
-        """
-        import sympy
-        class Own(sympy.Basic):
-            pass
-        assert sympy.Symbol("x") + 1 == 1 + sympy.Symbol("x") and isinstance(sympy.Symbol("x"), sympy.Basic)
-        assert issubclass(Own, type(sympy.Symbol("x")).mro()[-3]) and not isinstance(3, sympy.Basic)
-        """,
         "from sympy.core.numbers import Integer; import sympy; assert isinstance(Integer(3), sympy.Basic)",
         """
         from torch.export import Dim, export
         program = export(nn.Linear(3, 2), (torch.ones(4, 3),), dynamic_shapes=({0: Dim("batch")},))
         assert program.module()(torch.ones(7, 3)).shape == (7, 2)
         """,
-        """
-        from torch._subclasses import FakeTensorMode
-        with FakeTensorMode():
-            assert (torch.ones(3, 1) + torch.ones(4)).shape == (3, 4)
-        """,
     )
 
 
 def test_functions_are_hidden_from_a_compiler_with_and_without_options():
-    run_each(
-        *(
-            f"""
-            def plain(x):
-                "Double it."
-                return 2 * x
-            hidden = [{disable}(plain), {disable}()(plain), {disable}(recursive=False)(plain), {disable}(fn=plain)]
+    run(
+        EAGER,
+        """
+        def plain(x):
+            "Double it."
+            return 2 * x
+        for disable in torch.compiler.disable, torch._dynamo.disable:
+            hidden = [disable(plain), disable()(plain), disable(recursive=False)(plain), disable(fn=plain)]
             assert [each(3) for each in hidden] == [6] * 4 and not loaded("torch._dynamo")
-            assert {{(each.__name__, each.__doc__) for each in hidden}} == {{("plain", "Double it.")}}
-            assert sum(p.numel() for p in {disable}(nn.Linear(3, 2)).parameters()) == 8
-            """
-            for disable in ("torch.compiler.disable", "torch._dynamo.disable")
-        )
+            assert {(each.__name__, each.__doc__) for each in hidden} == {("plain", "Double it.")}
+            assert sum(p.numel() for p in disable(nn.Linear(3, 2)).parameters()) == 8
+        """,
     )
 
 
