@@ -96,8 +96,10 @@ def in_blocks(plan: RunnablePlan, *blocks: tuple[int, int, int]) -> RunnablePlan
     return replace(plan, plan=replace(plan.plan, candidates=(candidate,)))
 
 
-def interrupt(plan: RunnablePlan, folder: Path, kind: type[Event] = StepDone, count: int = 2) -> None:
-    """Run a plan, and interrupt it at its event number ``count`` of a kind."""
+def interrupt(
+    plan: RunnablePlan | None, folder: Path, kind: type[Event] = StepDone, count: int = 2, **options: Any
+) -> None:
+    """Run a plan, or resume its run with options, and interrupt it at its event number ``count`` of a kind."""
     stop, number = StopFlag(), numbers(1)
 
     def watch(event: Event) -> None:
@@ -105,7 +107,10 @@ def interrupt(plan: RunnablePlan, folder: Path, kind: type[Event] = StepDone, co
             stop.request()
 
     with pytest.raises(InterruptedRunError):
-        plan.run((watch,), out=folder, stop=stop)
+        if plan is not None:
+            plan.run((watch,), out=folder, stop=stop)
+        else:
+            snugfit.resume(folder, (watch,), stop=stop, **options)
 
 
 def assert_same(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 0.0) -> None:

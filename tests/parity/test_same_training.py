@@ -55,6 +55,16 @@ def slow(*rows: Any) -> list[Any]:
     return [pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.slow) for row in rows]
 
 
+Stop = tuple[type[Event], int]
+STOPS: list[Stop] = [
+    (StepDone, 3),
+    (StepDone, 14),
+    (CacheProgress, 2),
+    (CacheProgress, 8),
+    (PhaseDone, 1),
+    (PhaseDone, 2),
+]
+EXACT = {"cache_dtype": "float32"}
 THREE_BLOCKS = ((0, 0, 16), (1, 1, 32), (2, 2, 24))
 
 
@@ -128,12 +138,14 @@ def test_backprop_is_the_loop_anyone_would_write(tmp_path: Path) -> None:
     assert_same(plain, ours, tolerance=1e-4)
 
 
-@pytest.mark.parametrize("settings", [{"cache_dtype": "float32"}, *slow({"cache_dtype": "float32", "views": 2})])
-def test_cached_activations_are_the_recomputed_ones(tmp_path: Path, once: Once, settings: dict[str, object]) -> None:
+@pytest.mark.parametrize("settings", [EXACT, *slow({**EXACT, "views": 2})])
+def test_cached_activations_are_the_recomputed_ones(once: Once, settings: dict[str, object]) -> None:
     """Without augmentation a cache and the trained units say the same; so do the blocks trained on them."""
-    cached, record = train_in_blocks(tmp_path / "a", cache="always", augment=False, **settings)
+    cached, record = once(
+        f"cached {settings}", lambda folder: train_in_blocks(folder, cache="always", augment=False, **settings)
+    )
     assert [phase.cache_bytes > 0 for phase in record.phases] == [True, True, False, False]
-    assert record.measured["storage_bytes"] > 0 and not list((tmp_path / "a" / "cache").glob("*"))
+    assert record.measured["storage_bytes"] > 0 and not list(Path(record.run_dir, "cache").glob("*"))
     recomputed, record = once("never", lambda folder: train_in_blocks(folder, cache="never", augment=False))
     assert record.measured["storage_bytes"] == 0
     assert_same(cached, recomputed, tolerance=1e-5)
@@ -221,17 +233,22 @@ def test_resumed_averaging_is_uninterrupted(tmp_path: Path, once: Once, strategy
 
 
 @pytest.mark.parametrize(
-    ("kind", "count"),
+    "stops",
     [
-        *((StepDone, 14), (CacheProgress, 8), (PhaseDone, 1)),
-        *slow((StepDone, 3), (CacheProgress, 2), (PhaseDone, 2)),
+        ((PhaseDone, 1), (StepDone, 2), (CacheProgress, 2)),
+        *slow(*(((stop,),) for stop in STOPS)),
     ],
 )
-def test_resumed_blocks_are_uninterrupted(tmp_path: Path, once: Once, kind: type[Event], count: int) -> None:
-    """Stopped within a block, while its outputs are written, and between two blocks."""
+def test_resumed_blocks_are_uninterrupted(
+    tmp_path: Path, once: Once, stops: tuple[tuple[type[Event], int], ...]
+) -> None:
+    """Stopped between two blocks, within a block, and while its outputs are written."""
     whole, _ = once("views", lambda folder: train_in_blocks(folder, views=2))
     plan = snugfit.plan(tiny_network(), "digits", strategy="blockwise", module_units="1", views=2, **OPTIONS)
-    interrupt(in_blocks(plan, *THREE_BLOCKS), tmp_path / "stopped", kind, count)
+    first, *later = stops
+    interrupt(in_blocks(plan, *THREE_BLOCKS), tmp_path / "stopped", *first)
+    for stop in later:
+        interrupt(None, tmp_path / "stopped", *stop, model=tiny_network())
     snugfit.resume(tmp_path / "stopped", (), model=tiny_network())
     assert_same(whole, all_weights(tmp_path / "stopped"))
     assert not list((tmp_path / "stopped" / "cache").glob("*"))
@@ -239,8 +256,9 @@ def test_resumed_blocks_are_uninterrupted(tmp_path: Path, once: Once, kind: type
 
 @pytest.mark.parametrize("dtype", ["float16", "uint8", *slow("bfloat16")])
 def test_smaller_cache_types_train_nearly_alike(tmp_path: Path, once: Once, dtype: str) -> None:
-    exact, _ = once("exact", lambda folder: train_in_blocks(folder, cache_dtype="float32"))
-    rounded, _ = train_in_blocks(tmp_path / "b", cache_dtype=dtype)
+    options = {"cache": "always", "augment": False}
+    exact, _ = once(f"cached {EXACT}", lambda folder: train_in_blocks(folder, **options, **EXACT))
+    rounded, _ = train_in_blocks(tmp_path / "b", **options, cache_dtype=dtype)
     first = [name for name in exact if name.startswith(("weights/unit_000", "exits/unit_000"))]
     assert first and all(torch.equal(exact[name], rounded[name]) for name in first), "its inputs are the images"
     deeper = [name for name in exact if name.endswith("weight") and name not in first]
