@@ -182,7 +182,7 @@ plain = st.one_of(
 def test_values_mean_the_same_wherever_they_are_given(seen):
     """On the command line and in YAML as text, what Python makes of the value that the text says."""
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=30, deadline=None)
     @given(name=st.sampled_from(sorted(OPTIONS.keys() - {"input_shape"})), value=plain)  # it is not for train
     def check(name, value):
         _group, kind = OPTIONS[name]

@@ -23,7 +23,7 @@ def select_within(importance, t_dw, t_dy, budget, own, inputs, saved, passing, m
     return solve_within(importance, t_dw, t_dy, model, Limits(budget, memory, resolution)).mask
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(instances(), st.integers(0, 40), st.integers(0, 70), st.sampled_from([7, 40]))
 def test_it_is_the_best_within_both_budgets(instance, budget, memory, resolution):
     importance, t_dw, t_dy, parts = instance

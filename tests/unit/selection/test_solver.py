@@ -30,7 +30,7 @@ def best_in_steps(importance, t_dw, t_dy, budget, resolution):
     return best_value(masks, importance, fits)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(instances(st.integers(0, 9)), st.integers(0, 60))
 def test_whole_steps_are_solved_exactly(instance, budget):
     importance, t_dw, t_dy = instance
@@ -42,7 +42,7 @@ def test_whole_steps_are_solved_exactly(instance, budget):
     assert np.all(importance[mask] > 0)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(instances(FLOATS), st.one_of(st.just(0.0), st.floats(1e-3, 60)), st.integers(1, 60))
 def test_any_times_are_rounded_upward_and_then_solved_exactly(instance, budget, resolution):
     importance, t_dw, t_dy = instance
