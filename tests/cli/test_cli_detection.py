@@ -76,9 +76,7 @@ def test_evaluate_gives_the_records_map50(place, record):
     assert (found["split"], found["count"]) == ("test", 6)
     assert found["map50"] == found["accuracy"] == pytest.approx(record["accuracy"]["test"], abs=1e-9)
     assert set(found["per_class"]) == set(tiny_boxes.NAMES)
-    other = json.loads(
-        snug("evaluate", "run", "--data", str(place / "set"), "--split", "val", "--json", cwd=place).stdout
-    )
+    other = snugfit.evaluate(place / "run", data=str(place / "set"), split="val")
     assert other["map50"] == pytest.approx(record["accuracy"]["val"], abs=1e-9)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+from typing import Any
 
 import pytest
 import torch
@@ -71,10 +73,14 @@ def test_statistics_are_those_of_the_last_batches() -> None:
     torch.testing.assert_close(norm.running_mean, stem(inputs).mean((0, 2, 3)), atol=1e-5, rtol=1e-4)
 
 
+@functools.cache
+def arm(name: str) -> dict[str, Any]:
+    return coupling.run_arm(settings_of(coupling=name), None)
+
+
 @pytest.mark.parametrize("name", ["none", "reconstruction", "context"])
 def test_an_arm_reports_accuracy_bytes_and_parameters(name: str) -> None:
-    found = coupling.run_arm(settings_of(coupling=name), None)
-    plain = coupling.run_arm(settings_of(), None)
+    found, plain = arm(name), arm("none")
     assert 0 <= found["test"] <= 1 and found["val"] == found["exits"][-1] and len(found["exits"]) == 2
     assert found["trained_parameters"] - plain["trained_parameters"] == TRAINED[name]
     assert found["model_parameters"] - plain["model_parameters"] == MODELS[name]

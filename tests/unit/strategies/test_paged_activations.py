@@ -52,8 +52,15 @@ def small_network(kind):
     return network, len(Chain.from_module(copy.deepcopy(network), SHAPE).all_units) - 1
 
 
-@pytest.mark.parametrize("schedule", ["[0-{last}]", "[0-1] 2-{last}", "[0 (1)] 2-{last}", "[(0) (1)] (2) 3-{last}"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "schedule"),
+    [
+        *((kind, "[0-{last}]") for kind in KINDS),
+        ("vgg", "[0-1] 2-{last}"),
+        ("residual", "[0 (1)] 2-{last}"),
+        ("mobilenet", "[(0) (1)] (2) 3-{last}"),
+    ],
+)
 def test_paging_changes_no_bit(kind, schedule, tmp_path):
     """Against autograd in float64 with everything in memory, over steps in which weights change."""
     network, last = small_network(kind)
