@@ -174,17 +174,17 @@ def test_what_is_added_to_folders_takes_part(folder):
 
 @pytest.mark.timeout(600)
 def test_an_installed_package_takes_part_in_everything(installed):
-    records = []
-    for out, options in {"trained": OPTIONS, "local": LOCAL}.items():
-        said = installed.snugfit("train", "--config", installed.config(options), "--out", out, "--json")
-        records.append(json.loads(said))
-    take_part(installed, *records)
+    runs = {"local": {**WORK, **LOCAL}}
+    code = TRAIN.format(runs=runs) + STOP.format(options={**WORK, **OPTIONS})
+    local, *said = installed.python("-c", code).splitlines()
+    assert said == ["True", "stopped"]
+    record = installed.snugfit("train", "--config", installed.config(OPTIONS), "--out", "trained", "--json")
+    take_part(installed, json.loads(record), json.loads(local))
     done = installed.process("-m", "snugfit", "plan", "--config", installed.config(OPTIONS), "--json")
     plan = json.loads(done.stdout)
     chosen = plan["candidates"][plan["chosen"]]
     assert chosen["strategy"] == "head-only" and "trains 1 units" in done.stderr
     assert (chosen["settings"]["trained_units"], chosen["settings"]["feature_scale"]) == (1, 0.5)
-    assert installed.python("-c", STOP.format(options={**WORK, **OPTIONS})).split() == ["True", "stopped"]
     installed.snugfit("train", "--resume", "stopped", "--quiet")
     assert installed.python("-c", LOAD.format(second="stopped")).split() == ["True"] * 4
 
