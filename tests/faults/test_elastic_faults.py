@@ -167,18 +167,20 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert all(torch.equal(whole[name], tensor) for name, tensor in resumed.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "model", "memory"),
     [
         ("elastic", "tiny_nets:pooled", "6MB"),
-        pytest.param("full", "tiny_nets:pooled", "6MB", marks=pytest.mark.slow),
-        pytest.param("elastic", "vgg8", "20MB", marks=pytest.mark.slow),
-        pytest.param("full", "vgg8", "20MB", marks=pytest.mark.slow),
+        ("full", "tiny_nets:pooled", "6MB"),
+        ("elastic", "vgg8", "20MB"),
+        ("full", "vgg8", "20MB"),
     ],
 )
 def test_a_memory_budget_that_is_too_small_names_one_that_works(
     tmp_path: Path, scheme: str, model: str, memory: str
 ) -> None:
+    """Without a run, tests/unit/strategies/test_elastic_strategy.py has it."""
     options: dict[str, Any] = {"model": model, "image_size": 16, "scheme": scheme}
     options |= {"time_ratio": 1.0} if scheme == "elastic" else {}
     said = refusal(*train(memory=memory, **options), cwd=tmp_path, code=InfeasibleBudgetError.exit_code)

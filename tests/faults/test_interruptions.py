@@ -75,8 +75,11 @@ MOMENTS: dict[str, Callable[[Command, Path], bool]] = {
 
 @pytest.mark.parametrize(
     ("number", "moment"),
-    [(signal.SIGINT, "while it measures"), (signal.SIGTERM, "before the first epoch ends")]
-    + [(signal.SIGINT, "while a cache is written")],
+    [
+        (signal.SIGINT, "while it measures"),
+        (signal.SIGTERM, "while a cache is written"),
+        pytest.param(signal.SIGINT, "before the first epoch ends", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_stops_cleanly_and_the_run_goes_on(tmp_path: Path, number: int, moment: str) -> None:
     run = tmp_path / "run"

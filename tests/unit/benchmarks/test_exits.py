@@ -16,7 +16,10 @@ SETTINGS: Settings = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("changes", [{"local_loss": "aan"}, {"local_loss": "lls-mxm", "block_units": 2}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"local_loss": "aan"}, pytest.param({"local_loss": "lls-mxm", "block_units": 2}, marks=pytest.mark.slow)],
+)
 def test_exits_are_as_accurate_from_images_as_in_the_run(tmp_path: Path, changes: Settings) -> None:
     settings = {**SETTINGS, **changes}
     record = snugfit.plan(**settings, memory="300MB", out=tmp_path / "run").run()

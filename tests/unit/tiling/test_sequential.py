@@ -105,8 +105,8 @@ def test_every_norm_in_tiles_is_told_with_the_pixels_that_it_reads(name):
     ("name", "training", "profile", "mapped"),
     [
         ("resnet18", True, one_group, True),
-        ("resnet18", False, every_cut, False),
-        ("mobilenet_v2", False, one_group, True),
+        pytest.param("resnet18", False, every_cut, False, marks=pytest.mark.slow),
+        pytest.param("mobilenet_v2", False, one_group, True, marks=pytest.mark.slow),
         ("mobilenet_v2", True, every_cut, False),
     ],
 )
@@ -222,8 +222,10 @@ def test_steps_use_the_same_scratch_again_whatever_the_batch(folder):
     assert scratch.bytes == max(sizes)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "vgg16"])
-@pytest.mark.parametrize("groups", [one_group, every_cut])
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [("resnet18", one_group), ("resnet18", every_cut), ("mobilenet_v2", every_cut), ("vgg16", one_group)],
+)
 def test_the_bytes_of_scratch_are_known_before(name, groups, folder):
     """To the byte, in a training step, whatever follows it: a smaller batch, or a pass without gradients."""
     chain = Chain.from_module(models.build(name, 5, 32), (3, 32, 32), name)
