@@ -21,6 +21,7 @@ from benchmarks.common import ROOT, last_json, to_flags
 from benchmarks.machine import commit
 from benchmarks.queue.curves import curve_of
 from benchmarks.queue.rungs import RUNGS, Row, Task
+from snugfit._cli.startup import keep_niceness
 from snugfit._storage.files import write_json_atomic
 
 INTERRUPTED, UNREADABLE = 130, 4
@@ -101,7 +102,7 @@ class Runner:
                     return INTERRUPTED, {}
                 self._child = subprocess.Popen(
                     self._command(task, folder), stdout=said, env=environment, cwd=ROOT, start_new_session=True,
-                    preexec_fn=_end_with_parent,  # noqa: PLW1509  (the queue starts no thread)
+                    preexec_fn=_prepare_child,  # noqa: PLW1509  (the queue starts no thread)
                     pass_fds=() if self.place.lock is None else (self.place.lock,),
                 )  # fmt: skip
             finally:
@@ -125,11 +126,12 @@ class Runner:
         return [*train, *to_flags(settings), "--out", str(folder)]
 
 
-def _end_with_parent() -> None:
-    """In the child: unblock signals, and let the kernel ask for a checkpoint when the queue is killed."""
+def _prepare_child() -> None:
+    """In the child: unblock signals, keep the niceness, and let a killed queue ask for a checkpoint."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    keep_niceness()
 
 
 def _begin(folder: Path, digest: str) -> dict[str, Any]:

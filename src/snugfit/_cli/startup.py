@@ -9,6 +9,7 @@ import io
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -106,6 +107,16 @@ def die_with_parent() -> None:
     """Let the kernel kill this process when its parent is killed: an orphan must not write to a resumed run."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def keep_niceness() -> None:
+    """Give the session that this process has begun its own niceness.
+
+    Linux divides the processor among sessions before it looks at processes (``man 7 sched``, "The autogroup feature"):
+    without this, ``nice snugfit train`` would have no effect.
+    """
+    with contextlib.suppress(OSError):  # there are no such groups
+        Path("/proc/self/autogroup").write_text(str(os.nice(0)), encoding="ascii")
 
 
 def adopt_orphans(adopt: bool) -> None:

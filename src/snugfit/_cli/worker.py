@@ -13,7 +13,13 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from snugfit._cli.output import FailedError, explain, note
-from snugfit._cli.startup import die_with_parent, ignore_signals, prepare_streams, redeliver_swallowed_interrupts
+from snugfit._cli.startup import (
+    die_with_parent,
+    ignore_signals,
+    keep_niceness,
+    prepare_streams,
+    redeliver_swallowed_interrupts,
+)
 from snugfit._cli.worker_processes import FORWARDED, end_server, forked_job
 from snugfit._core.request import Request
 from snugfit._training.events import Event, Notice, RunStarted, without_notices
@@ -34,6 +40,7 @@ def main() -> int:
         The exit code, which is also in the ``error`` message.
     """
     prepare_streams()
+    keep_niceness()
     die_with_parent()
     if os.getppid() != int(sys.argv[2]):  # the parent was killed while this process started
         return InterruptedRunError.exit_code

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.queue import __main__ as program
-from benchmarks.queue import estimate, page
+from benchmarks.queue import estimate, page, runner
 from benchmarks.queue.arms import CAPPED, Arm, all_arms
 from benchmarks.queue.rows import Rows, read_rows
 from benchmarks.queue.rungs import RUNGS, Row, Task, order, rungs_of
@@ -306,6 +306,13 @@ class TestRunner:
         assert words[1:] == ["-m", "benchmarks.peer", "--model", "vgg11", "--epochs", "5", "--seed", "9"]
         on_gpu = Runner(replace(place, device="cuda"))._command(Task(peer, 2, 9), place.runs)
         assert on_gpu == [*words, "--device", "cuda"]
+
+    @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="processes are not grouped by session")
+    def test_a_session_of_its_own_keeps_the_niceness_of_the_queue(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "nice", lambda added: 7 + added)
+        group = ["cat", "/proc/self/autogroup"]
+        said = subprocess.check_output(group, text=True, start_new_session=True, preexec_fn=runner._prepare_child)
+        assert said.endswith("nice 7\n")
 
     def test_a_killed_queue_takes_its_run_with_it(self, place: Place, tmp_path: Path) -> None:
         script = tmp_path / "parent.py"
