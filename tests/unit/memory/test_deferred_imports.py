@@ -119,18 +119,19 @@ def test_so_do_other_ways_of_needing_them():
 
 
 def test_functions_are_hidden_from_a_compiler_with_and_without_options():
-    run(
-        EAGER,
-        """
-        def plain(x):
-            "Double it."
-            return 2 * x
-        for disable in torch.compiler.disable, torch._dynamo.disable:
-            hidden = [disable(plain), disable()(plain), disable(recursive=False)(plain), disable(fn=plain)]
+    run_each(
+        *(
+            f"""
+            def plain(x):
+                "Double it."
+                return 2 * x
+            hidden = [{disable}(plain), {disable}()(plain), {disable}(recursive=False)(plain), {disable}(fn=plain)]
             assert [each(3) for each in hidden] == [6] * 4 and not loaded("torch._dynamo")
-            assert {(each.__name__, each.__doc__) for each in hidden} == {("plain", "Double it.")}
-            assert sum(p.numel() for p in disable(nn.Linear(3, 2)).parameters()) == 8
-        """,
+            assert {{(each.__name__, each.__doc__) for each in hidden}} == {{("plain", "Double it.")}}
+            assert sum(p.numel() for p in {disable}(nn.Linear(3, 2)).parameters()) == 8
+            """
+            for disable in ("torch.compiler.disable", "torch._dynamo.disable")
+        )
     )
 
 
