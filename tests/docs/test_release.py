@@ -43,6 +43,19 @@ def test_workflows_test_what_the_project_promises():
     assert f"torch=={matrix['torch'][-1]}" in (ROOT / "README.md").read_text()
 
 
+def test_a_job_runs_the_tests_of_other_libraries_with_their_extras():
+    folder = "tests/unit/integrations"
+    libraries = {path.stem.removeprefix("test_") for path in (ROOT / folder).glob("test_*.py")}
+    needed = libraries & set(PROJECT["optional-dependencies"]) | {"vision"}
+    assert {"accelerate", "huggingface", "lightning", "ultralytics"} <= needed
+    steps = ([step.get("run", "") for step in job["steps"]] for job in WORKFLOWS["checks"]["jobs"].values())
+    runs = next(each for each in steps if any(run.startswith("pytest") and folder in run for run in each))
+    installed = next(run for run in runs if run.startswith('pip install ".['))
+    assert needed <= set(installed.partition("[")[2].partition("]")[0].split(","))
+    tested = next(run for run in runs if run.startswith("pytest")).split()[1:]
+    assert all((ROOT / path).exists() for path in tested)
+
+
 def test_issue_forms_can_be_read():
     forms = [yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")]
     assert len(forms) == 3
