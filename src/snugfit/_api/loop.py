@@ -265,6 +265,11 @@ def fit(
         InfeasibleBudgetError: nothing fits the budget.
         BudgetExceededError: a whole batch does not fit the budget.
     """
+    if not isinstance(options.get("optimizer", ""), str):
+        raise UsageError(
+            f"optimizer= takes 'sgd' or 'adamw', not {type(options['optimizer']).__name__}: gradients are applied one "
+            "by one. snugfit.memory.MemoryLimit bounds a training loop with an optimizer of your own."
+        )
     chosen = from_keywords(LoopOptions, {"memory": memory, **options})
     _require_example(example)
     device = module_device(model)

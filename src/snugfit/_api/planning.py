@@ -190,10 +190,11 @@ def plan(
     """
     shown(None)  # now, because what is imported after planning leaves less of a total
     own, named = _own_parts({**options})
-    if callable(named.get("optimizer")):
+    if not isinstance(named.get("optimizer"), str | None):
         raise UsageError(
-            "optimizer= is a function, but a plan must know an optimizer's state before it exists, and gradients are "
-            "applied one by one: give 'sgd', 'adamw' or 'schedulefree'. snugfit.fit bounds a training loop of your own."
+            f"optimizer= takes names, not {type(named['optimizer']).__name__}: a plan must know an optimizer's state "
+            "before it exists, and gradients are applied one by one. Give 'sgd', 'adamw' or 'schedulefree'; "
+            "snugfit.memory.MemoryLimit bounds a training loop with an optimizer of your own."
         )
     request = Request.of(**named)
     check_foreign_options(request)

@@ -171,6 +171,7 @@ def test_a_network_that_cannot_be_divided_is_trained_as_a_whole():
         ({"memory": "much"}, UsageError, "--memory must be"),
         ({"batch_size": 0}, UsageError, "--batch-size must be"),
         ({"optimizer": "schedulefree"}, UnknownNameError, "Known: adamw, sgd"),
+        ({"optimizer": torch.optim.SGD(small().parameters())}, UsageError, r"not SGD: .*memory\.MemoryLimit"),
         ({"lr": -1.0}, UsageError, "--lr must be"),
         ({"epochs": 3}, UnknownNameError, "unknown option 'epochs'"),
         ({"example": torch.zeros(4, 1, 8, 8)}, UsageError, "must be a pair of tensors"),
