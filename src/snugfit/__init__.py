@@ -59,4 +59,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *PUBLIC, *__getattr__("__all__")]
+    own = (name for name in globals() if name.startswith("__"))
+    return [*own, "PUBLIC", *PUBLIC, *__getattr__("__all__")]
