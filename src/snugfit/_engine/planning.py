@@ -153,7 +153,8 @@ def _planned(
     try:
         planned = attempt(measurable_bytes(budget, memory), lambda *progress: emit(ProbeMeasured(*progress)))
         if known.found:
-            emit(Notice(f"{known.found} measurements of this machine were cached; --profile-cache renew repeats them"))
+            were, them = ("s of this machine were", "them") if known.found > 1 else (" of this machine was", "it")
+            emit(Notice(f"{known.found} measurement{were} cached; --profile-cache renew repeats {them}"))
         return planned
     except MEMORY_ERRORS as error:
         if not is_out_of_memory(error):
