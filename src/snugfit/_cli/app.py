@@ -16,7 +16,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any, NoReturn
 
-from cyclopts import UNSET, App, CoercionError, CycloptsError, Group, Token
+from cyclopts import UNSET, App, CoercionError, CycloptsError, Group, MissingArgumentError, Token
 from cyclopts.argument import Argument
 
 from snugfit._cli.output import show_error
@@ -274,6 +274,9 @@ def _usage_error(error: CycloptsError) -> UsageError:
             return refused
     chain: Any = error.command_chain or ()
     lines = " ".join(str(error).split())
+    if isinstance(error, MissingArgumentError) and "Did you mean" not in lines:
+        name = error.argument.name if error.argument is not None else "a value"
+        lines = f"{error.keyword} needs a value." if error.keyword else f"{' '.join(('snugfit', *chain))} needs {name}."
     flag = ALL_FLAGS if {*chain[:1]} & {*SHORT_HELP} else "--help"
     return UsageError(f"{lines}\n`{' '.join(('snugfit', *chain, flag))}` lists the options.")
 
