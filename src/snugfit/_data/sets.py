@@ -157,11 +157,13 @@ def check_class_count(count: int, source: object) -> None:
         raise DataError(f"{source}: {count:,} classes are more than {MOST_CLASSES:,}. Number the classes from 0.")
 
 
-def check_labels(labels: np.ndarray, classes: int, source: object) -> None:
-    """Check that all labels (N,) lie in ``0 .. classes-1``."""
+_DAMAGED = "The file is corrupt or belongs to another data set; download it again."
+
+
+def check_labels(labels: np.ndarray, classes: int, source: object, advice: str = _DAMAGED) -> None:
+    """Check that all labels (N,) lie in ``0 .. classes-1``; ``advice`` ends the error."""
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
         raise DataError(
-            f"{source}: record {wrong[0]} has label {labels[wrong[0]]}, but labels go from 0 to {classes - 1}. "
-            "The file is corrupt or belongs to another data set; download it again."
+            f"{source}: record {wrong[0]} has label {labels[wrong[0]]}, but labels go from 0 to {classes - 1}. {advice}"
         )

@@ -227,7 +227,7 @@ def _class_names(labels: dict[str, np.ndarray], named: Sequence[str] | None) -> 
     if count < 2:
         raise DataError("the data set has only one class; at least two are needed.")
     for key, values in labels.items():
-        check_labels(values, count, f"the {key} data set")
+        check_labels(values, count, f"the {key} data set", "Number the classes from 0.")
     return tuple(named or (str(label) for label in range(count)))
 
 
