@@ -22,7 +22,7 @@ from snugfit.memory.deferred_imports import defer_imports
 from snugfit.memory.process import library_import
 from snugfit.memory.step_bytes import UPDATE
 from snugfit.profiling import unit_stats
-from snugfit.strategies.checkpoint.candidates import Candidate, find_candidates
+from snugfit.strategies.checkpoint.candidates import find_candidates
 
 PARTS = 4
 """Micro-batches that are counted without a budget."""
@@ -161,15 +161,11 @@ def _recomputation(network: StepCounter, batch: int, memory: int | None) -> Redu
     if against:
         return Reduction(name, None, against[0])
     candidates = find_candidates(chain, unit_stats(chain), network.workload(batch))
-    chosen, peak = candidates[-1], _peak_of(network, batch, candidates[-1])
-    for each in candidates[:-1] if memory is not None else ():
-        if each.schedule.recomputes and each.bytes_at(batch, batch, hold=True) + PROCESS_EXTRA_BYTES <= (memory or 0):
-            chosen, peak = each, _peak_of(network, batch, each)
-            break
+    room = -1 if memory is None else memory - PROCESS_EXTRA_BYTES
+    fitting = (
+        each for each in candidates if each.schedule.recomputes and each.bytes_at(batch, batch, hold=True) <= room
+    )
+    chosen = next(fitting, None) or min(candidates, key=lambda each: (each.batch_bytes, each.seconds))
     times = f"{chosen.seconds:.2f} times the time" if chosen.schedule.recomputes else "nothing to gain"
     why = f"units {chosen.schedule} (in parentheses: again in the backward pass), about {times}; --strategy checkpoint"
-    return Reduction(name, peak, why)
-
-
-def _peak_of(network: StepCounter, batch: int, candidate: Candidate) -> int:
-    return network.peak(batch, schedule=candidate.schedule)
+    return Reduction(name, network.peak(batch, schedule=chosen.schedule), why)
