@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -56,4 +57,10 @@ def _from_timm(name: str) -> Path:
     repository = getattr(config, "hf_hub_id", None)
     if not repository:
         raise ModelError(f"timm has no weights of {name} on its hub; give a file: --weights FILE.")
-    return Path(_package("huggingface_hub", "timm").hf_hub_download(repository, _FILE))
+    hub, logger = _package("huggingface_hub", "timm"), logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # what it warns of is in the error
+    try:
+        return Path(hub.hf_hub_download(repository, _FILE))
+    finally:
+        logger.setLevel(level)

@@ -1,5 +1,6 @@
 """Weights by name: by which library, from where, and what is said if there are none. The libraries are stand-ins."""
 
+import logging
 import sys
 from types import SimpleNamespace
 
@@ -97,6 +98,22 @@ def test_timms_safetensors_are_taken_from_its_hub(installed, monkeypatch, tmp_pa
     assert asked == [("timm/resnet10t.c3_in1k", "model.safetensors")]
     with pytest.raises(ModelError, match="timm has no weights of untrained"):
         pretrained_file("timm:untrained")
+
+
+def test_what_the_hub_logs_is_in_the_error_alone(installed, monkeypatch, caplog):
+    logger = logging.getLogger("huggingface_hub")
+    logger.setLevel(logging.WARNING)
+
+    def fail(*given):
+        logging.getLogger("huggingface_hub.utils._http").warning("thrown while requesting HEAD")
+        raise OSError("no connection")
+
+    config = SimpleNamespace(get_pretrained_cfg=lambda name: SimpleNamespace(hf_hub_id="timm/resnet10t"))
+    monkeypatch.setitem(sys.modules, "timm", config)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=fail))
+    with pytest.raises(ModelError, match="cannot be downloaded: no connection"):
+        pretrained_file("timm:resnet10t")
+    assert not caplog.messages and logger.level == logging.WARNING
 
 
 def test_a_run_starts_from_them_and_says_what_was_loaded(torchvision, monkeypatch, tmp_path):
