@@ -33,7 +33,10 @@ def infinite_buffers(units: Iterable[Unit], store: UnitStore) -> frozenset[str]:
 
 
 def _is_finite(tensor: Tensor, may_be_infinite: bool) -> bool:
-    """A finite sum shows it without a copy; one of large numbers may overflow, and integers always are."""
+    """Whether a tensor, of any shape, is finite, or has no NaN where it may be infinite; integers always are.
+
+    A finite sum shows it without a copy; that of large numbers may overflow.
+    """
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return True
     tensor = _comparable(tensor)
