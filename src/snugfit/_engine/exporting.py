@@ -7,8 +7,9 @@ import logging
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -267,18 +268,15 @@ def quiet_session(path: Path) -> Any:
 
 @contextmanager
 def without_notices() -> Iterator[None]:
-    """Warnings of torch.onnx and the quantiser, which concern their own developers, are not printed inside."""
-    loggers = [logging.getLogger(name) for name in (None, "torch.onnx")]
-    levels = [each.level for each in loggers]
-    with warnings.catch_warnings():
+    """Nothing is printed inside by torch.onnx and the quantiser, to whose own developers it is addressed."""
+    below = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stderr(StringIO()):  # torch.export prints graphs that it cannot trace
         warnings.simplefilter("ignore")
-        for each in loggers:
-            each.setLevel(logging.ERROR)
+        logging.disable(logging.ERROR)
         try:
             yield
         finally:
-            for each, level in zip(loggers, levels, strict=True):
-                each.setLevel(level)
+            logging.disable(below)
 
 
 class _Session(nn.Module):

@@ -120,9 +120,12 @@ def test_the_table_of_units_is_refused() -> None:
         profile_request(request)
 
 
-def test_a_branch_on_data_is_exported_as_weights_and_refused_as_onnx(tmp_path: Path) -> None:
+def test_a_branch_on_data_is_exported_as_weights_and_refused_as_onnx(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     snugfit.plan(OnData(), "digits", **SETTINGS).run((), out=tmp_path / "run")
     exported = snugfit.export(tmp_path / "run", tmp_path / "out", format="safetensors", model=OnData())
     assert load_file(exported["files"][0]).keys() == OnData().state_dict().keys()
     with pytest.raises(ModelError, match=r"torch.onnx cannot export OnData.*--format safetensors"):
         snugfit.export(tmp_path / "run", tmp_path / "out", format="onnx", model=OnData())
+    assert "".join(capfd.readouterr()) == "", "torch prints the graph that it cannot export"
