@@ -148,6 +148,8 @@ def choice_line(plan: Plan) -> Text:
     """The candidate that would run, or that none fits."""
     choice = plan.choice
     if choice is None:
+        if not any(each.smallest_bytes or each.predicted or each.smallest_ratio for each in plan.candidates):
+            return Text("No strategy can train this network as asked.", "red")
         smallest = min((c.smallest_bytes for c in plan.candidates if c.smallest_bytes), default=None)
         kind = "memory budget" if plan.budget.total_memory is None else plan.budget.memory_flag
         smallest = None if smallest is None else plan.smallest_budget(smallest)

@@ -91,6 +91,12 @@ def test_plan_without_a_choice_names_the_smallest_budget():
     assert lines[-1] == "Nothing fits this budget. The smallest memory budget that would do is 118.0 MB."
 
 
+def test_a_plan_that_no_budget_would_change_blames_none():
+    refused = Candidate("blockwise", False, reasons=("needs a network of one input",))
+    lines = printed(Plan(WORKLOAD, Budget("10MB"), HARDWARE, (refused,), None))
+    assert lines[-1] == "No strategy can train this network as asked."
+
+
 WORDY = (
     "needs 118.0 MB for one sample with the leanest of its local losses, and nothing else would be smaller than that"
 )
