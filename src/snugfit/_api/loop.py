@@ -17,7 +17,7 @@ from snugfit._core.options import Checked, Count, Size, from_keywords
 from snugfit._core.parts import part_sizes
 from snugfit._core.request import Request
 from snugfit._core.workload import OptimizerState
-from snugfit._engine.builder import optimizer_of
+from snugfit._engine.builder import optimizer_of, require_optimizer_name
 from snugfit._engine.loop_plan import LoopPlan, LoopPlanner, planning, step_workload
 from snugfit._engine.loop_trainer import LoopNetwork, parts_of
 from snugfit._engine.process import baseline
@@ -265,11 +265,7 @@ def fit(
         InfeasibleBudgetError: nothing fits the budget.
         BudgetExceededError: a whole batch does not fit the budget.
     """
-    if not isinstance(options.get("optimizer", ""), str):
-        raise UsageError(
-            f"optimizer= takes 'sgd' or 'adamw', not {type(options['optimizer']).__name__}: gradients are applied one "
-            "by one. snugfit.memory.MemoryLimit bounds a training loop with an optimizer of your own."
-        )
+    require_optimizer_name(options.get("optimizer"), "'sgd' or 'adamw'")
     chosen = from_keywords(LoopOptions, {"memory": memory, **options})
     _require_example(example)
     device = module_device(model)

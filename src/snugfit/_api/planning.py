@@ -18,7 +18,7 @@ from snugfit._core.option_groups import FROM_PYTHON, BudgetOptions, Trained
 from snugfit._core.options import Count, checked
 from snugfit._core.record import TRIAL_STEPS, Trial
 from snugfit._core.request import Request
-from snugfit._engine.builder import for_data, own_splits
+from snugfit._engine.builder import for_data, own_splits, require_optimizer_name
 from snugfit._engine.distributed import commands_of_run
 from snugfit._engine.planning import Extent, Planned, make_plan
 from snugfit._engine.running import begin, execute
@@ -190,12 +190,7 @@ def plan(
     """
     shown(None)  # now, because what is imported after planning leaves less of a total
     own, named = _own_parts({**options})
-    if not isinstance(named.get("optimizer"), str | None):
-        raise UsageError(
-            f"optimizer= takes names, not {type(named['optimizer']).__name__}: a plan must know an optimizer's state "
-            "before it exists, and gradients are applied one by one. Give 'sgd', 'adamw' or 'schedulefree'; "
-            "snugfit.memory.MemoryLimit bounds a training loop with an optimizer of your own."
-        )
+    require_optimizer_name(named.get("optimizer"), "'sgd', 'adamw' or 'schedulefree'")
     request = Request.of(**named)
     check_foreign_options(request)
     require_places(request.machine.out, request.machine.cache_dir)

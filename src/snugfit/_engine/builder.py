@@ -251,6 +251,20 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
     return replace(workload, batch_size=size, batch_limit=training.batch_limit or size)
 
 
+def require_optimizer_name(given: object, names: str) -> None:
+    """Check that an optimizer from Python is a name, one of ``names``, or None.
+
+    Raises:
+        UsageError: it is an object, whose state nothing can predict.
+    """
+    if not isinstance(given, str | None):
+        raise UsageError(
+            f"optimizer= takes {names}, not {type(given).__name__}: a plan must know an optimizer's state before it "
+            "exists, and gradients are applied one by one. snugfit.memory.MemoryLimit bounds a training loop with an "
+            "optimizer of your own."
+        )
+
+
 def optimizer_of(request: Request) -> OptimizerSettings:
     """The optimizer: what the request says, else the task's learning rate, the strategy's and the common defaults."""
     training, config = request.training, find_config(request.strategy.strategy)

@@ -221,7 +221,7 @@ def test_an_onnx_file_may_give_the_same_infinity(tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "quiet_session", lambda path: session)
     exact = torch.from_numpy(logits)
     assert exporting.onnx_difference(lambda images: exact, (1, 8, 8), tmp_path) == 0
-    for other in (exact + 0.5, -exact, torch.zeros(1, 2)):
+    for other in (exact + 0.5, -exact, torch.zeros(1, 2), torch.full((1, 2), torch.nan)):
         with pytest.raises(ModelError, match="differ from PyTorch's"):
             exporting.onnx_difference(lambda images, other=other: other, (1, 8, 8), tmp_path)
 

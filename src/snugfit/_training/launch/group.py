@@ -12,14 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
-from snugfit._training.launch.store import (
-    await_name,
-    connect,
-    host_store,
-    sealed_get,
-    sealed_set,
-    within,
-)
+from snugfit._training.launch.store import await_name, connect, host_store, sealed_get, sealed_set, within
 from snugfit._training.launch.world import World
 from snugfit.errors import SnugfitError, UsageError, WorkerLostError, first_line
 
