@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class Session:
         results: where cells go.
         options: what every benchmark takes.
         quick: whether sizes are tiny.
+        jobs: cells at once.
         context_mb: MB of the device at rest, which every budget has on top.
         ends: when the time is up.
         left: cells that were not begun.
@@ -60,9 +62,19 @@ class Session:
     results: ResultFile
     options: Options
     quick: bool
+    jobs: int
     context_mb: int
     ends: float
     left: list[str] = field(default_factory=list)
+
+    def run(self, name: str, work: Callable[[], object]) -> None:
+        """Run a cell if there is time left for it."""
+        left = self.ends - time.monotonic()
+        if left < SPARE_SECONDS:
+            self.left.append(name)
+            return
+        self.results.options = replace(self.options, timeout=min(self.options.timeout, left))
+        work()
 
     def settings(self, model: str, above_mb: int | None = None, **more: Any) -> Settings:
         """Flags of a run of a model, with the side of its images behind its name, in a budget above the context."""
@@ -87,6 +99,7 @@ def main(
     *,
     part: int,
     minutes: float = 9.0,
+    jobs: int = 1,
     quick: bool = False,
     options: Options = DEFAULTS,
 ) -> int:
@@ -97,6 +110,7 @@ def main(
     Args:
         part: 1 tests, 2 models x budgets x strategies, 3 peers, 4 NeuroFlux, 5 accuracy, 6 elastic, 7 tiles.
         minutes: time after which no run begins; what runs then is stopped, and runs again next time.
+        jobs: cells at once, for tests and memory; the seconds of runs side by side are not shown.
         quick: tiny networks and few images, to try the part.
         options: what every benchmark takes.
     """
@@ -108,13 +122,9 @@ def main(
     )
     results = ResultFile("gpu", options)
     results.data.setdefault("data", "noise" if str(options.data_dir).startswith(tempfile.gettempdir()) else "CIFAR")
-    session = Session(results, options, quick, context_megabytes(results, options), ends)
-    for name, work in _PARTS[part - 1](session):
-        if ends - time.monotonic() < SPARE_SECONDS:
-            session.left.append(name)
-            continue
-        results.options = replace(options, timeout=min(options.timeout, ends - time.monotonic()))
-        work()
+    session = Session(results, options, quick, jobs, context_megabytes(results, options), ends)
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda cell: session.run(*cell), _PARTS[part - 1](session)))
     print(render(results.cells, PARTS[part - 1]))
     note(f"part {part}: {len(session.left)} cells left" + ("; run the command again" if session.left else ""))
     return 1 if session.left else 0
@@ -220,18 +230,20 @@ def matrix(session: Session) -> Cells:
         for model in session.few(MODELS):
             for strategy in STRATEGIES[:3] if session.quick else STRATEGIES:
                 more = {"time_ratio": 0.6} if strategy == "elastic" else {}
-                sizes = {"max_train": 1024, "max_val": 256, "epochs": 1}
+                sizes = {"max_train": 512, "max_val": 128, "epochs": 1}
                 yield from _train(session, "matrix", model, above, strategy=strategy, **more, **sizes)
 
 
 def peers(session: Session) -> Cells:
     """Other ways under the same cap: seconds of an epoch, and the largest batch; then precisions."""
-    seconds = 3.0 if session.quick else 25.0
+    seconds, epochs = (3.0, 1) if session.quick else (10.0, 5)
     models = ("vgg16", "resnet18", "resnet50:224")
     sizes = {"max_train": 2560, "max_val": 512, "batch_size": 128}
     for above in session.few((250, 1000)):
         for model in session.few(models):
-            yield from _train(session, "peers", model, above, epochs=1, strategy="auto", **sizes)
+            yield from _train(
+                session, "peers", model, above, epochs=epochs, strategy="auto", **sizes
+            )
             settings = session.settings(model, above, **sizes)
             for way in WAYS[:3] if session.quick else WAYS:
                 yield (
@@ -241,14 +253,14 @@ def peers(session: Session) -> Cells:
     for model in session.few(models):
         for precision in ("float32", "bfloat16", "float16"):
             own = {"strategy": "backprop", "precision": precision, **sizes}
-            yield from _train(session, "peers", model, 1000, epochs=1, **own)
+            yield from _train(session, "peers", model, 1000, epochs=epochs, **own)
 
 
 def neuroflux(session: Session) -> Cells:
     """NeuroFlux's figures: seconds of the whole pipeline against backprop and classic local learning."""
     local = {"strategy": "blockwise", "module_units": "1"}
     ways = ({"strategy": "backprop"}, {**local, **VARIANTS["classic LL"]}, {**local, **VARIANTS["both (blockwise)"]})
-    for above in session.few((100, 300, 500, 200, 400)):
+    for above in session.few((300, 500, 200, 400, 100)):
         for model in session.few(("vgg16", "vgg19", "resnet18")):
             for flags in ways:
                 sizes = {"max_train": 10000, "max_val": 1000, "epochs": 2}
@@ -297,7 +309,8 @@ def _train(session: Session, arm: str, model: str, above: int | None, *, resumes
 
     def work() -> None:
         options = session.results.options
-        cell = {"arm": arm, "above_mb": above, "settings": settings, **train(settings, options, resumes=resumes)}
+        labels = {"arm": arm, "above_mb": above, "settings": settings, "jobs": session.jobs}
+        cell = {**labels, **train(settings, options, resumes=resumes)}
         if cell["exit_code"] is None and options.timeout < session.options.timeout:
             session.left.append(command)  # the part's time was up, not the run's
             return

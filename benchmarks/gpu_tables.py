@@ -62,7 +62,7 @@ def _row(cell: Cell) -> list[str]:
         *row, *(mb(device.get(kind)) for kind in ("context_bytes", "allocated_bytes", "fragmentation_bytes")),
         mb(record["measured"]["peak_bytes"]), mb(record["predicted"]["peak_bytes"]),
         mb(record["budget"]["memory_bytes"]), str(max(phase["batch_size"] for phase in record["phases"])),
-        f"{cell['training_seconds'] / epochs:.1f}", _share(accuracy(cell)),
+        f"{cell['training_seconds'] / epochs:.1f}" if cell.get("jobs", 1) == 1 else "-", _share(accuracy(cell)),
     ]  # fmt: skip
 
 

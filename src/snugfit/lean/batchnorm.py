@@ -71,9 +71,10 @@ def _scaled(gradient: Tensor, scale: Tensor, overwrite: bool) -> Tensor:
         return gradient.mul_(factor) if overwrite and memory_order(gradient) is not None else gradient * factor
     # A product of two precisions would be a feature map in the higher one; this kernel has the factor in the higher and
     # rounds once. It does not use its input.
-    none, one = torch.zeros_like(scale), torch.ones_like(scale)
+    # CUDA's does not take None for saved statistics.
+    none, one, unsaved = torch.zeros_like(scale), torch.ones_like(scale), scale.new_empty(0)
     found: Tensor = torch.ops.aten.native_batch_norm_backward(
-        gradient, gradient, scale, none, one, None, None, False, 0.0, [True, False, False]
+        gradient, gradient, scale, none, one, unsaved, unsaved, False, 0.0, [True, False, False]
     )[0]
     return found
 

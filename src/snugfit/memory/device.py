@@ -111,12 +111,15 @@ class CudaMemory:
 
     def read(self) -> DeviceUse:
         """Statistics of the allocator, and NVML's."""
+        found = torch.cuda.memory_stats_as_nested_dict(self.device)  # empty before the context exists
+        reserved, allocated = (found.get(name, {}).get("all", {}) for name in ("reserved_bytes", "allocated_bytes"))
+        pinned = torch.cuda.host_memory_stats_as_nested_dict().get("allocated_bytes", {})
         return DeviceUse(
-            torch.cuda.memory_reserved(self.device),
-            torch.cuda.max_memory_reserved(self.device),
-            torch.cuda.max_memory_allocated(self.device),
+            reserved.get("current", 0),
+            reserved.get("peak", 0),
+            allocated.get("peak", 0),
             self._process(),
-            int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)),
+            int(pinned.get("current", 0)),
         )
 
     def reset_peaks(self) -> None:

@@ -166,13 +166,16 @@ def _convolves_pixels(module: fx.GraphModule, image: tuple[int, ...]) -> bool:
 
 
 def _layers(plan: _Plan, width: float, like: nn.Parameter) -> dict[str, nn.Module]:
-    """Layers of a side module in order, by name; on the device and in the precision of a parameter."""
+    """Layers of a side module in order, by name; on the device and in the precision of a parameter.
+
+    Initial weights come from the processor's generator: they are the same on every device.
+    """
     channels, outputs = plan.input_shape[0], plan.output_shape[0]
     middle = _make_divisible(channels * width)
     kernel = 3 if plan.map_side <= _SMALL_MAP else 5
     groups = 1 if plan.first or channels % 2 else 2
     layers: dict[str, nn.Module] = {"shrink": nn.AvgPool2d(IMAGE_POOL)} if plan.first else {}
-    with torch.device(like.device):
+    with torch.device("meta" if like.is_meta else "cpu"):
         layers |= {
             "pool": nn.AvgPool2d(_POOL),
             "conv": StandardisedConv2d(channels, middle, kernel, padding=kernel // 2, groups=groups, bias=False),
@@ -183,7 +186,7 @@ def _layers(plan: _Plan, width: float, like: nn.Parameter) -> dict[str, nn.Modul
         }
     if plan.pooled != plan.output_shape[1:]:
         layers["enlarge"] = nn.Upsample(plan.output_shape[1:], mode="bilinear", align_corners=False)
-    return {name: layer.to(like.dtype) for name, layer in layers.items()}
+    return {name: layer.to(like.device, like.dtype) for name, layer in layers.items()}
 
 
 def _make_divisible(channels: float) -> int:

@@ -36,8 +36,9 @@ class Normalised(torch.autograd.Function):
     def backward(ctx: Any, upper: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of all inputs but ``eps``, in their shapes."""
         x, mean, variance, weight = ctx.saved_tensors
+        unsaved = mean.new_empty(0)  # CUDA's operator does not take None
         to_x, products, plain = torch.ops.aten.native_batch_norm_backward(
-            upper, x, weight, mean, variance, None, None, False, ctx.eps, (ctx.needs_input_grad[0], True, True)
+            upper, x, weight, mean, variance, unsaved, unsaved, False, ctx.eps, (ctx.needs_input_grad[0], True, True)
         )
         inverse = torch.rsqrt(variance + ctx.eps)
         scale = inverse if weight is None else inverse * weight

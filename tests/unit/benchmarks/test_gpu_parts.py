@@ -45,7 +45,7 @@ def test_a_run_that_was_stopped_because_time_was_up_is_left(place, monkeypatch):
 def test_every_part_has_cells_whose_settings_differ(place, part):
     options, _ = place
     few = gpu.PARTS[part] == "tests"  # pytest lists those of each file in a process of its own
-    session = gpu.Session(gpu.ResultFile("gpu", options), options, few, 480, 1e9)
+    session = gpu.Session(gpu.ResultFile("gpu", options), options, few, 1, 480, 1e9)
     cells = list(gpu._PARTS[part](session))
     names = [name for name, _ in cells]
     assert len(names) == len(set(names)) > 0
@@ -60,7 +60,7 @@ def test_precisions_are_compared(place, monkeypatch):
 
 def test_budgets_are_above_the_context(place):
     options, _ = place
-    session = gpu.Session(gpu.ResultFile("gpu", options), options, False, 480, 1e9)
+    session = gpu.Session(gpu.ResultFile("gpu", options), options, False, 1, 480, 1e9)
     settings = session.settings("torchvision:convnext_tiny:224", 100)
     assert (settings["model"], settings["image_size"], settings["memory"]) == (
         "torchvision:convnext_tiny",
