@@ -238,7 +238,7 @@ def accuracy_of(module: Module, source: Source | Rows) -> float:
     """Accuracy in [0, 1] of a module's classifier."""
     right, seen = 0, 0
     for inputs, images, labels in source.in_order():
-        right += count_correct(module.loss.predict(module(inputs, images)), labels)
+        right += int(count_correct(module.loss.predict(module(inputs, images)), labels))
         seen += len(labels)
     return right / seen
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,7 +37,6 @@ MODELS = (
 STRATEGIES = ("backprop", "checkpoint", "blockwise", "elastic")
 WAYS = ("plain", "micro", "checkpoint", "save_on_cpu", "compile-0.5", "lightning", "accelerate")
 TESTS = ROOT / "tests" / "gpu"
-TESTS_AT_ONCE = 6
 SPARE_SECONDS = 20.0
 """No cell begins with less time left: a process takes that long to begin."""
 
@@ -123,7 +121,7 @@ def main(
     results = ResultFile("gpu", options)
     results.data.setdefault("data", "noise" if str(options.data_dir).startswith(tempfile.gettempdir()) else "CIFAR")
     session = Session(results, options, quick, jobs, context_megabytes(results, options), ends)
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(1 if PARTS[part - 1] == "tests" else jobs) as pool:
         list(pool.map(lambda cell: session.run(*cell), _PARTS[part - 1](session)))
     print(render(results.cells, PARTS[part - 1]))
     note(f"part {part}: {len(session.left)} cells left" + ("; run the command again" if session.left else ""))
@@ -184,11 +182,10 @@ def context_megabytes(results: ResultFile, options: Options) -> int:
 
 
 def tests(session: Session) -> Cells:
-    """``pytest -m gpu``, a few tests at a time, so that none is lost where a part ends."""
+    """``pytest -m gpu``, file by file; pytest itself runs several at once."""
     for path in session.few(sorted(TESTS.glob("test_*.py"))):
-        names = _collected(path)
-        for first in range(0, len(names), TESTS_AT_ONCE):
-            yield from _some_tests(session, ["pytest", "-n", "0", "-q", "-m", "gpu", *names[first:][:TESTS_AT_ONCE]])
+        name = str(path.relative_to(ROOT))
+        yield from _some_tests(session, ["pytest", "-q", "-m", "gpu", name])
 
 
 def _some_tests(session: Session, module: list[str]) -> Cells:
@@ -205,18 +202,12 @@ def _some_tests(session: Session, module: list[str]) -> Cells:
         yield command, work
 
 
-def _collected(path: Path) -> list[str]:
-    """Names of a file's tests of a GPU."""
-    asked = [sys.executable, "-m", "pytest", "-n", "0", "-q", "--collect-only", "-m", "gpu", str(path)]
-    lines = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
-    return [line for line in lines if "::" in line]
-
-
 def _pytest(session: Session, module: list[str]) -> Cell:
     """Run tests on the device; the counts of the last line, and what failed."""
     os.environ["SNUGFIT_TEST_DEVICE"] = str(session.options.device)
     with tempfile.NamedTemporaryFile("r", suffix=".xml") as report:
-        cell = run(module, session.results.options, ["-p", "no:cacheprovider", f"--junitxml={report.name}"])
+        workers = ["-n", str(session.jobs), "--maxprocesses", str(session.jobs), "--dist", "load"]
+        cell = run(module, session.results.options, [*workers, "-p", "no:cacheprovider", f"--junitxml={report.name}"])
         text = report.read()
     cell.pop("output")
     counts = {kind: int(number) for kind, number in re.findall(r'\b(tests|failures|errors|skipped)="(\d+)"', text)}
@@ -241,9 +232,7 @@ def peers(session: Session) -> Cells:
     sizes = {"max_train": 2560, "max_val": 512, "batch_size": 128}
     for above in session.few((250, 1000)):
         for model in session.few(models):
-            yield from _train(
-                session, "peers", model, above, epochs=epochs, strategy="auto", **sizes
-            )
+            yield from _train(session, "peers", model, above, epochs=epochs, strategy="auto", **sizes)
             settings = session.settings(model, above, **sizes)
             for way in WAYS[:3] if session.quick else WAYS:
                 yield (

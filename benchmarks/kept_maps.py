@@ -129,7 +129,7 @@ def run_arm(settings: Settings, data_dir: str | None) -> Cell:
     seconds, forward, right = (time.process_time() - started) / epochs, trainer.evaluating(), 0
     with torch.no_grad():
         for images, labels in datasets.Batches(splits.test, transform, seed=seed).in_order(250):
-            right += count_correct(forward(images), labels)
+            right += int(count_correct(forward(images), labels))
     return {"test": right / len(splits.test), "peak_bytes": peak, "cpu_seconds_per_epoch": round(seconds, 2)}
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from snugfit._core.plan import Phase
 from snugfit._quantities import format_bytes
 from snugfit._training.events import EpochDone, Notice, StepDone
+from snugfit._training.feed import Feed
 from snugfit._training.kept_epoch import is_out_of_patience, keep_epoch, restore_kept
 from snugfit._training.run import Run
 from snugfit._training.seeding import derive_seed, seed_all
@@ -55,10 +56,10 @@ def train_phase(
         if position.epoch != epoch:
             position.start_epoch(epoch)
         started = time.perf_counter()
-        batches = source.epoch(epoch, batch_size, position.step, parts)
+        feed = Feed(source.epoch(epoch, batch_size, position.step, parts), run, phase.name)
         with run.freed.kept():
             while position.step < steps:
-                _train_step(trainable, batches, phase, run, steps=steps, images=min(batch_size, len(source)))
+                _train_step(trainable, feed, phase, run, steps=steps, images=min(batch_size, len(source)))
                 _save_if_due(trainable, run, last=position.step == steps)
         seconds = time.perf_counter() - started
         if evaluate is not None or epoch + 1 == span.stop:
@@ -85,17 +86,15 @@ def _say_that_it_ends(run: Run, phase: Phase) -> None:
     )
 
 
-def _train_step(
-    trainable: Trainable, batches: Iterator[tuple[Tensor, Tensor]], phase: Phase, run: Run, *, steps: int, images: int
-) -> None:
+def _train_step(trainable: Trainable, feed: Feed, phase: Phase, run: Run, *, steps: int, images: int) -> None:
     position, workload = run.position, run.workload
     started = time.perf_counter()
-    seed_all(derive_seed(workload.seed, phase.name, position.epoch, position.step))
+    feed.begin_step()
     factor = run.lr_factor(position.epoch * steps + position.step, steps)
     trainable.set_lr_factor(factor)
     loss, weight, correct, samples, known = 0.0, 0.0, 0, 0, True
     while samples < images:
-        result, count = _step_within_budget(trainable, batches, run, left=images - samples, images=images)
+        result, count = _step_within_budget(trainable, feed, run, left=images - samples, images=images)
         counted = count if result.weight is None else result.weight
         loss, weight = loss + result.loss * counted, weight + counted
         correct, samples, known = correct + (result.correct or 0), samples + count, result.correct is not None
@@ -119,17 +118,20 @@ def _train_step(
 
 
 def _step_within_budget(
-    trainable: Trainable, batches: Iterator[tuple[Tensor, Tensor]], run: Run, *, left: int, images: int
+    trainable: Trainable, feed: Feed, run: Run, *, left: int, images: int
 ) -> tuple[StepResult, int]:
     """Read a (micro-)batch (B, ...) and train on it, of ``images`` in the step, ``left`` of which are still to come.
 
     The loss is weighted by its share of the step's images; the last one updates. Returns the result and B.
     """
     try:
-        inputs, labels = next(batches)
+        inputs, labels = feed.take()
         count = len(labels)
-        share, last = count / images, count == left
-        return trainable.step(inputs.to(run.device), labels.to(run.device), share, last), count
+        last = count == left
+        result = trainable.step(inputs, labels, count / images, last)
+        del inputs, labels
+        feed.read_ahead(step_ends=last)
+        return result, count
     except MEMORY_ERRORS as error:
         if not is_out_of_memory(error):
             raise

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -120,10 +121,13 @@ class _BoxEvaluator:
         return Score(self._precision.value, self._samples, per_class=self._precision.per_class)
 
 
-def count_correct(logits: Tensor, labels: Tensor) -> int:
-    """Number of samples whose largest logit, (B, classes), is their label, (B,), or likeliest class, (B, classes)."""
+def count_correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """Number of samples whose largest logit, (B, classes), is their label, (B,), or likeliest class, (B, classes).
+
+    It is a tensor of shape (), so that nothing waits for the device.
+    """
     likeliest = labels.argmax(1) if labels.dim() > 1 else labels
-    return int((logits.detach().argmax(1) == likeliest).sum())
+    return (logits.detach().argmax(1) == likeliest).sum()
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,7 @@ class Classification:
             return None
         return torch.tensor(self.class_weights, dtype=torch.float64, device=targets.device)[targets].sum()
 
-    def correct(self, outputs: Tensor, targets: Tensor) -> int | None:
+    def correct(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """Number of samples whose largest logit, (B, classes), is their class."""
         return count_correct(outputs, targets)
 
@@ -181,7 +185,7 @@ class _WholeSplit:
         """None: images count the same in means, whatever targets (B, ...) they have."""
         return None
 
-    def correct(self, outputs: Tensor, targets: Tensor) -> int | None:
+    def correct(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """None, because precision needs a whole split; outputs are (B, ...)."""
         return None
 
@@ -282,16 +286,17 @@ def measure(
     return evaluator.score()
 
 
-@dataclass(frozen=True)
 class StepResult:
     """Mean loss over the batch, and its number of correct samples; None if single samples do not determine it.
 
-    ``weight`` is what the batch counts in the mean of a step; its samples if None.
+    ``weight`` is what the batch counts in the mean of a step; its samples if None. A device that computes by itself is
+    waited for where a value is read.
     """
 
-    loss: float
-    correct: int | None
-    weight: float | None = None
+    def __init__(
+        self, loss: float | Tensor, correct: int | Tensor | None, weight: float | Tensor | None = None
+    ) -> None:
+        self._loss, self._correct, self._weight = loss, correct, weight
 
     @classmethod
     def of(
@@ -299,13 +304,26 @@ class StepResult:
         loss: Tensor,
         outputs: Tensor,
         targets: Tensor,
-        correct: Callable[[Tensor, Tensor], int | None] = count_correct,
+        correct: Callable[[Tensor, Tensor], Tensor | None] = count_correct,
         weight: Tensor | None = None,
     ) -> StepResult:
-        """Read loss (scalar), outputs, targets (B, ...) and weight; on the meta device there is nothing to read."""
-        if loss.is_meta:
-            return cls(0.0, 0)
-        return cls(loss.item(), correct(outputs, targets), None if weight is None else weight.item())
+        """From loss (scalar), outputs, targets (B, ...) and weight; on the meta device there is nothing to read."""
+        return cls(0.0, 0) if loss.is_meta else cls(loss.detach(), correct(outputs, targets), weight)
+
+    @cached_property
+    def loss(self) -> float:
+        """The mean loss."""
+        return float(self._loss)
+
+    @cached_property
+    def correct(self) -> int | None:
+        """The number of correct samples, if single samples determine it."""
+        return None if self._correct is None else int(self._correct)
+
+    @cached_property
+    def weight(self) -> float | None:
+        """What the batch counts, if not its samples."""
+        return None if self._weight is None else float(self._weight)
 
 
 _NAMES = {"bfloat16": "BFloat16", "float16": "Half"}

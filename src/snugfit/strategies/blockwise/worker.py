@@ -150,11 +150,11 @@ class BlockTrainer:
 
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:
         """Run a step of every unit on inputs (B, ...) and labels (B,); return the last, or first diverged, result."""
+        results = []
         for unit in self.units:
             inputs, result = unit.step(inputs, labels)
-            if not math.isfinite(result.loss):
-                break
-        return result
+            results.append(result)
+        return next((each for each in results if not math.isfinite(each.loss)), results[-1])
 
     def set_lr_factor(self, factor: float) -> None:
         """Scale the peak learning rate of all units."""

@@ -16,6 +16,7 @@ from snugfit._training.network import Forward, mismatch_errors
 from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.task import StepResult, loss_of, task_of
 from snugfit.lean import use_lean
+from snugfit.memory.device import synchronize
 from snugfit.surgery import adopt_widths
 
 
@@ -103,6 +104,7 @@ class TensorTrainer:
         if update and self.micro_batches > 1:
             self._update()
         result = StepResult.of(loss, logits, labels)
+        synchronize(logits.device)
         self._spent += time.perf_counter() - started
         if update:
             self.step_seconds.append(self._spent)
