@@ -15,6 +15,7 @@ import numpy as np
 import numpy.random
 import torch
 import torch.nn.functional as F
+from numpy.lib.stride_tricks import sliding_window_view
 
 from snugfit._core.amounts import Sides, height_and_width
 from snugfit.errors import DataError
@@ -97,7 +98,9 @@ def normalize(images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> to
 
 def mirror(images: torch.Tensor, chosen: np.ndarray) -> torch.Tensor:
     """Mirror the chosen (B,) of the images (B, C, H, W) left to right."""
-    return torch.where(torch.from_numpy(chosen).view(-1, 1, 1, 1), images.flip(-1), images)
+    rows, mirrored = np.flatnonzero(chosen), images.numpy().copy()
+    mirrored[rows] = mirrored[rows, ..., ::-1]
+    return torch.from_numpy(mirrored)
 
 
 def cut(
@@ -114,10 +117,10 @@ def cut(
 
 def padded_crops(images: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
     """Crop each uint8 image (B, C, H, W) at a random position after padding it with 4 black pixels on every side."""
-    height, width = images.shape[-2:]
     left, top = np.floor(draws[:, :2] * (2 * _PADDING + 1)).astype(np.int64).T
-    sides = np.full(len(images), width), np.full(len(images), height)
-    return cut(F.pad(images, (_PADDING,) * 4), left, top, *sides, (height, width))
+    padded = np.pad(images.numpy(), ((0, 0), (0, 0), (_PADDING, _PADDING), (_PADDING, _PADDING)))
+    windows = sliding_window_view(padded, images.shape[-2:], axis=(2, 3))
+    return torch.from_numpy(windows[np.arange(len(images)), :, top, left])
 
 
 def resized_crops(images: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
