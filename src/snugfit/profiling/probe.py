@@ -15,7 +15,7 @@ import torch
 from snugfit._core.profile import ProbeLine, ProbePoint
 from snugfit.errors import MEMORY_ERRORS
 from snugfit.memory import MemoryLimit, PeakMeter, fit_line, is_out_of_memory, release_memory, trim_heap
-from snugfit.memory.device import release_devices, synchronize
+from snugfit.memory.device import has_own_memory, release_devices, synchronize
 
 FIRST_BATCHES = (2, 8)
 PROBE_GROWTH, LAYER_GROWTH = 800_000, 80_000
@@ -304,7 +304,7 @@ class _Attempt:
         """Run one step and, if it was the first, a short one or made many kernels, another that counts.
 
         The first of all has no optimizer state yet; the first on a new shape generates kernels, some hundredths of a
-        second.
+        second. A device loads kernels when they are first called, which can take longer than a long step.
         """
         step = self.step
         if step is None:
@@ -315,7 +315,8 @@ class _Attempt:
                 seconds = _timed(step, batch, self.limit.device)
             peak, rested = self.meter.mark(), self._rest()
             new = max(rested - self.rested[-1], 0) if self.rested else peak
-            if seconds < LONG_STEP_SECONDS or self.probe.warm_up or new > FEW_KERNELS * peak:
+            again = self.probe.warm_up or has_own_memory(self.limit.device)
+            if again or seconds < LONG_STEP_SECONDS or new > FEW_KERNELS * peak:
                 seconds, new = _timed(step, batch, self.limit.device), 0
                 peak, rested = self.meter.mark(), self._rest()
         except MEMORY_ERRORS as error:

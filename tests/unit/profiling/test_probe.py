@@ -4,9 +4,12 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
+from fake_device import FakeMemory
 from probe_samples import Machine, probe
 
 from snugfit._core.profile import ProbeLine
+from snugfit.memory import device as devices
 from snugfit.profiling import Measurements, Probe, alone, measure_probe, measure_probes
 from snugfit.profiling.measuring import FIRST_GROWTH
 from snugfit.profiling.probe import LAYER_GROWTH, META_PASS_BYTES, PROBE_GROWTH
@@ -27,6 +30,19 @@ def test_the_line_is_that_of_the_step():
     assert [point.batch for point in line.points] == [2, 8, 64]
     assert [point.peak_bytes for point in line.points] == [520, 580, 1140]
     assert ran == [2, 2, 8, 8, 64, 64], "every batch is warmed up once and measured once"
+
+
+@pytest.mark.parametrize(("device", "steps"), [("cpu", 1), ("cuda:0", 2)])
+def test_on_a_device_the_second_step_counts_however_long_the_first_takes(device, steps, monkeypatch):
+    """A GPU loads kernels in the first."""
+    monkeypatch.setattr("snugfit.profiling.probe.LONG_STEP_SECONDS", 0.0)
+    monkeypatch.setattr(devices, "KINDS", {"cuda": lambda device: FakeMemory()})
+    monkeypatch.setattr(devices, "_at_rest", {})
+    machine = Machine()
+    machine.device = torch.device(device)
+    made, ran = probe(machine, fixed=500, sample=10)
+    measure_probe(made, machine, machine)
+    assert ran == [2, 2, *[8] * steps, *[64] * steps]
 
 
 def test_what_building_takes_counts_to_every_step():
