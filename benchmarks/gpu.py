@@ -1,6 +1,6 @@
 """Claim: on a GPU, too, the memory budget is predicted, enforced and measured, context and libraries included.
 
-Seven parts, the most valuable first. Each stops before its time is up, and goes on where it stopped when it is run
+Eight parts, the most valuable first. Each stops before its time is up, and goes on where it stopped when it is run
 again: cells that the result file has are skipped. Nothing is downloaded: without CIFAR below SNUGFIT_DATA the images
 are noise in CIFAR's format, which tells of memory and time, not of accuracy. Budgets are in MB above the context.
 
@@ -24,12 +24,13 @@ import numpy as np
 
 from benchmarks.ablations import VARIANTS
 from benchmarks.common import DEFAULTS, ROOT, Cell, Options, Settings, program, run, to_flags, train
+from benchmarks.gpu_settings import CASES
 from benchmarks.gpu_tables import render
 from benchmarks.machine import describe_machine, slug
 from benchmarks.peers import peer
 from benchmarks.store import RESULTS, ResultFile, note
 
-PARTS = ("tests", "matrix", "peers", "neuroflux", "accuracy", "elastic", "tiles")
+PARTS = ("tests", "matrix", "peers", "neuroflux", "accuracy", "elastic", "tiles", "settings")
 MODELS = (
     "resnet18", "vgg16", "mobilenet_v2", "resnet50:224", "vgg19", "torchvision:convnext_tiny:224",
     "timm:vit_small_patch16_224:224",
@@ -106,7 +107,8 @@ def main(
     For example: python -m benchmarks.gpu --part 1
 
     Args:
-        part: 1 tests, 2 models x budgets x strategies, 3 peers, 4 NeuroFlux, 5 accuracy, 6 elastic, 7 tiles.
+        part: 1 tests, 2 models x budgets x strategies, 3 peers, 4 NeuroFlux, 5 accuracy, 6 elastic, 7 tiles,
+            8 settings of torch.
         minutes: time after which no run begins; what runs then is stopped, and runs again next time.
         jobs: cells at once, for tests and memory; the seconds of runs side by side are not shown.
         quick: tiny networks and few images, to try the part.
@@ -288,7 +290,23 @@ def tiles(session: Session) -> Cells:
             yield from _train(session, "tiles", model, 4000, strategy=strategy, **sizes)
 
 
-_PARTS: tuple[Callable[[Session], Cells], ...] = (tests, matrix, peers, neuroflux, accuracy, elastic, tiles)
+def settings(session: Session) -> Cells:
+    """What settings of torch cost and save in a plain loop."""
+    for model, batch, side in session.few((("resnet50", 32, 224), ("resnet18", 128, 32), ("mobilenet_v2", 64, 224))):
+        for changed in session.few(CASES):
+            sizes = ["--model", model, "--batch", str(batch), "--side", str(side)]
+            labels = {"arm": "settings", "model": model, "changed": " ".join(changed) or "none"}
+            yield from _plain_loop(session, ["benchmarks.gpu_settings", *sizes, *changed], labels)
+
+
+def _plain_loop(session: Session, module: list[str], labels: Cell) -> Cells:
+    command = " ".join(["python", "-m", *module])
+    yield command, lambda: session.results.once(command, lambda: run(module, session.results.options), **labels)
+
+
+_PARTS: tuple[Callable[[Session], Cells], ...] = (
+    tests, matrix, peers, neuroflux, accuracy, elastic, tiles, settings,
+)  # fmt: skip
 
 
 def _train(session: Session, arm: str, model: str, above: int | None, *, resumes: bool = False, **more: Any) -> Cells:

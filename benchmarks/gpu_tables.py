@@ -15,7 +15,7 @@ def render(cells: list[Cell], part: str) -> str:
     own = [cell for cell in cells if cell.get("arm") == part or (part == "peers" and cell.get("arm") == "peer")]
     if not own:
         return f"**{part}**: {NOTHING}"
-    table: Callable[[list[Cell]], str] = {"tests": _tests}.get(part, _runs)
+    table: Callable[[list[Cell]], str] = {"tests": _tests, "settings": _settings}.get(part, _runs)
     return f"**{part}**\n\n{table(own)}"
 
 
@@ -28,6 +28,16 @@ def _tests(cells: list[Cell]) -> str:
         rows.append([cell["command"].rpartition("/")[2], str(passed), str(bad), str(count.get("skipped", 0))])
     failed = [f"- {name}: {message}" for cell in cells for name, message in cell["failed"]]
     return "\n".join([markdown(("tests", "passed", "failed", "skipped"), rows), *failed])
+
+
+def _settings(cells: list[Cell]) -> str:
+    header = ("model", "changed", "ms per step", "tensors (MB)", "reserved (MB)")
+    rows = []
+    for cell in cells:
+        found = cell.get("output") or {}
+        seconds = f"{1000 * found['seconds_per_step']:.1f}" if found else "failed"
+        rows.append([cell["model"], cell["changed"], seconds, mb(found.get("allocated")), mb(found.get("reserved"))])
+    return markdown(header, rows)
 
 
 def _runs(cells: list[Cell]) -> str:

@@ -201,9 +201,9 @@ class _UnitTimer(fx.Interpreter):
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            reason = first_line(error).rstrip(".")
+            reason, name = first_line(error).rstrip("."), n.target if n.op == "call_module" else n.name
             raise ModelError(
-                f"{n.target} ({self._kind(n)}) cannot be timed alone: {reason}. Train this model with another strategy."
+                f"{name} ({self._kind(n)}) cannot be timed alone: {reason}. Train this model with another strategy."
             ) from error
 
     def _computation(self, node: fx.Node, operator: Operator) -> str:

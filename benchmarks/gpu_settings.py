@@ -1,0 +1,95 @@
+"""A plain training loop on a GPU with one setting changed: seconds of a step, and what the allocator reserves for it.
+
+It tells which settings snugfit has a reason to change: memory format, TF32, cuDNN's benchmark mode, precision, and the
+allocator's segments. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Literal
+
+import torch
+from torch import nn
+
+from benchmarks.common import program
+
+CASES: tuple[tuple[str, ...], ...] = (
+    (),
+    ("--expandable",),
+    ("--no-channels-last",),
+    ("--no-tf32",),
+    ("--benchmark",),
+    ("--benchmark", "--no-tf32"),
+    ("--precision", "bfloat16"),
+    ("--deterministic",),
+)
+"""The defaults of the loop, and changes to them."""
+WARM_UP, STEPS = 5, 30
+
+app = program("gpu_settings")
+
+
+@app.default
+def main(
+    *,
+    model: str = "resnet50",
+    batch: int = 32,
+    side: int = 224,
+    channels_last: bool = True,
+    tf32: bool = True,
+    benchmark: bool = False,
+    deterministic: bool = False,
+    expandable: bool = False,
+    precision: Literal["float32", "bfloat16"] = "float32",
+    device: str = "cuda",
+) -> int:
+    """Train a network of torchvision on random images.
+
+    Args:
+        model: name in ``torchvision.models``.
+        batch: images of a step.
+        side: pixels of an image's side.
+        channels_last: memory format.
+        tf32: whether convolutions may round to TF32, torch's default.
+        benchmark: cuDNN's benchmark mode.
+        deterministic: whether cuDNN uses deterministic algorithms only.
+        expandable: whether the allocator's segments grow.
+        precision: of autocast.
+        device: where it runs.
+    """
+    import torchvision
+
+    torch.cuda.memory._set_allocator_settings(f"expandable_segments:{expandable}")
+
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = benchmark, deterministic
+    torch.backends.cudnn.allow_tf32 = tf32
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    network: nn.Module = getattr(torchvision.models, model)(num_classes=10).to(device).to(memory_format=layout)
+    images = torch.randn(batch, 3, side, side, device=device).contiguous(memory_format=layout)
+    labels = torch.randint(0, 10, (batch,), device=device)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
+            loss = nn.functional.cross_entropy(network(images), labels)
+        loss.backward()
+        optimizer.step()
+
+    for _ in range(WARM_UP):
+        step()
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(STEPS):
+        step()
+    torch.cuda.synchronize()
+    seconds = (time.perf_counter() - started) / STEPS
+    peaks = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+    print(json.dumps({"seconds_per_step": seconds, **peaks}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(app())
