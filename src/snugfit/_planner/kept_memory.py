@@ -14,21 +14,21 @@ from snugfit.memory.freed_memory import kept_peak
 def with_kept_memory(plan: Plan, runs: Sequence[PastRun] = ()) -> Plan:
     """The plan with the peaks that its choice may reach if the heap keeps freed memory.
 
-    Unchanged if memory is the aim, without room, on a device with a memory of its own, without glibc, and if phases
-    without training steps follow, whose small peaks would grow by fragments of the heap. Past ``runs`` that kept freed
-    memory, too, correct the predicted seconds: steps are measured without it.
+    Unchanged if memory is the aim, without room, on a device with a memory of its own, and without glibc; a phase
+    without training steps, such as the test of an exit, keeps nothing. Past ``runs`` that kept freed memory, too,
+    correct the predicted seconds: steps are measured without it.
     """
     cost = plan.choice.predicted if plan.choice else None
     if plan.choice is None or cost is None or plan.memory is None or plan.aim == "memory":
         return plan
     budget, free = plan.budget.memory_bytes, plan.free_bytes
-    peaks = [kept_peak(phase.peak_bytes, budget, free) for phase in cost.phases]
+    peaks = [kept_peak(each.peak_bytes, budget, free) if each.steps else each.peak_bytes for each in cost.phases]
     phases = tuple(
         replace(phase, peak_bytes=peak, kept_bytes=peak - phase.peak_bytes)
         for phase, peak in zip(cost.phases, peaks, strict=True)
     )
     most = max((phase.peak_bytes for phase in phases), default=0)
-    if most <= cost.peak_bytes or not all(phase.steps for phase in phases):
+    if most <= cost.peak_bytes:
         return plan
     cost = replace(cost, phases=phases, peak_bytes=most)
     choice = _corrected(replace(plan.choice, predicted=cost), plan, runs)

@@ -95,7 +95,7 @@ def _score(forward: Callable[[Tensor], Tensor], source: BatchSource, run: Run, s
     """:func:`measure` on batches (B, ...) within the budget; if memory is refused, again with half as many images."""
     while True:
         try:
-            with run.limit.allow_kernels():
+            with run.limit.allow_kernels(), run.freed.kept():
                 batches = _metered(source.in_order(size), run)
                 reset(run.own.metrics)
                 return measure(task_of(run.workload), forward, batches, run.device, run.own.metrics)

@@ -174,7 +174,7 @@ def _settle(trainable: Trainable, source: BatchSource, batch_size: int, phase: s
     epoch, images = run.position.epoch, images_for(len(source))
     size = min(batch_size, images)
     seed_all(derive_seed(run.workload.seed, phase, "settle", epoch))
-    with run.limit.allow_kernels():
+    with run.limit.allow_kernels(), run.freed.kept():
         trainable.settle(_timed(islice(source.epoch(epoch, size, mixed=False), images // size), run))
     run.tick()
 

@@ -254,6 +254,7 @@ class Run:
         if now - self._trimmed_at > TRIM_SECONDS and not self.freed.keeps:
             trim_heap()
             self._trimmed_at = now
+        self.freed.check(peak)
         self.limit.refresh()
         self._take_shares(peak)
         self.position.phase_peak_bytes = max(self.position.phase_peak_bytes, peak)

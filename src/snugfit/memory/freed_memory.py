@@ -71,7 +71,7 @@ class FreedMemory:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Context of training steps; afterwards everything that is free goes back to the system."""
+        """Context of training steps, or of passes; afterwards everything that is free goes back to the system."""
         self._active = True
         self._apply()
         try:
@@ -82,14 +82,18 @@ class FreedMemory:
                 hold_free_blocks()
             self._active = False
 
+    def check(self, peak_bytes: int) -> None:
+        """Keep nothing any more if the largest peak since the phase began is close to what is allowed."""
+        if self._active and peak_bytes > FULL_SHARE * self._allowed_bytes:
+            self.give_up()
+
     def after_step(self, peak_bytes: int) -> None:
         """Keep more or less, given the largest peak since the phase began; nothing outside of :meth:`kept`."""
         if not self._active:
             return
         self._steps += 1
-        if peak_bytes > FULL_SHARE * self._allowed_bytes:
-            self.give_up()
-        elif self._steps % SETTLED_STEPS == 0 and not self._settled:
+        self.check(peak_bytes)
+        if self._steps % SETTLED_STEPS == 0 and not self._settled:
             self._level += 1
             self._settled = self._level == len(THRESHOLDS) - 1
             self._apply()

@@ -365,7 +365,7 @@ def validate(forward: Forward, data: TrainingData, run: Run, phase: Phase) -> fl
     ``run.own_values`` gets those of metrics from Python.
     """
     task, own = task_of(run.workload), run.own.metrics
-    with run.limit.allow_kernels():
+    with run.limit.allow_kernels(), run.freed.kept():
         reset(own)
         found = measure(task, forward, data.val.in_order(phase.batch_size), run.device, own).value
         run.own_values = values_of(own)

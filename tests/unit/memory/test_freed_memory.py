@@ -56,6 +56,18 @@ def test_nothing_is_kept_any_more_if_the_peak_comes_close_to_what_is_allowed(cal
     assert calls == [NOTHING, *levels, NOTHING, "trim"] and not freed.keeps
 
 
+def test_in_a_pass_nothing_more_is_kept_and_less_if_its_peak_comes_close(calls):
+    freed = after_steps(*[100 * MB] * 4, allowed=200 * MB)
+    calls.clear()
+    with freed.kept():
+        for peak in (100 * MB, 189 * MB, 191 * MB, 100 * MB):
+            freed.check(peak)
+    assert calls == [(THRESHOLDS[2], KEEP_ALL_BYTES), NOTHING, "trim"]
+    calls.clear()
+    freed.check(191 * MB)
+    assert calls == [] and not freed.keeps
+
+
 def test_the_next_epoch_goes_on_with_what_the_last_one_found_and_the_next_phase_begins_anew(calls):
     freed = after_steps(*[100 * MB] * TO_ALL, allowed=1000 * MB)
     assert not freed.keeps

@@ -48,9 +48,12 @@ def test_a_budget_holds_what_is_kept(budget):
     assert phase.kept_bytes == (50 * MB if budget >= 163 else 0), "half as much, 5 % of the budget, and 4.2 MB"
 
 
-@pytest.mark.parametrize(
-    "changes", [{"aim": "memory"}, {"memory": None}, {"chosen": None}, {"phases": (TRAINS, TESTS)}]
-)
+def test_a_phase_without_steps_keeps_nothing():
+    trains, tests = planned(phases=(TRAINS, TESTS)).choice.predicted.phases
+    assert trains.kept_bytes == 50 * MB and tests == TESTS
+
+
+@pytest.mark.parametrize("changes", [{"aim": "memory"}, {"memory": None}, {"chosen": None}])
 def test_otherwise_peaks_stay_as_they_are(changes):
     plan = planned(**changes)
     assert all(each.predicted.phases[0] == TRAINS for each in plan.candidates) and plan.explanation == ()

@@ -294,11 +294,11 @@ KEEPING = dataclasses.replace(PHASE, kept_bytes=50)
 @pytest.mark.parametrize(
     ("phase", "budget", "keeps"), [(PHASE, None, False), (KEEPING, None, True), (KEEPING, 99, False)]
 )
-def test_freed_memory_is_kept_in_steps_if_planned_and_the_limit_has_room_but_not_in_validation(
+def test_freed_memory_is_kept_in_steps_and_passes_if_planned_and_the_limit_has_room(
     phase, budget, keeps, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(freed_memory, "set_thresholds", lambda *_: True)
-    run, seen = make_run(tmp_path), {"step": [], "validation": []}
+    run, seen = make_run(tmp_path), {"step": [], "statistics": [], "validation": []}
     run.limit.budget_bytes = budget
 
     class Watching(OneWeight):
@@ -306,7 +306,12 @@ def test_freed_memory_is_kept_in_steps_if_planned_and_the_limit_has_room_but_not
             seen["step"].append(run.freed.keeps)
             return super().step(*batch)
 
+        def settle(self, batches):
+            seen["statistics"].append(run.freed.keeps)
+
     run.start_phase(phase, 0, 1, 3, 5)
     train(run, Watching(), phase=phase, evaluate=lambda: seen["validation"].append(run.freed.keeps))
     assert seen["step"][:2] == [False, False] and set(seen["step"][2:]) == {keeps}
-    assert seen["validation"] == [False] * 3
+    assert seen["statistics"] == [keeps] * 3 and seen["validation"] == [False] * 3, (
+        "a strategy keeps it as it validates"
+    )

@@ -259,7 +259,8 @@ class Controller:
         with ExitStack() as opened:
             started = time.perf_counter()
             writer = None if last else opened.enter_context(self.caches.writer(index, "val", len(val), shape))
-            self._measure_exits(block, trainer, val, writer)
+            with run.freed.kept():
+                self._measure_exits(block, trainer, val, writer)
             run.add_overhead("exit_selection", time.perf_counter() - started)
             ends = [self.layout.units(number)[-1] for number in block.units]
             if self.strategy.saturation_stop and saturated(run.position.exits, ends, len(self.data.val)):
@@ -273,7 +274,8 @@ class Controller:
         started = time.perf_counter()
         rows = len(self.data.train) * self.strategy.views
         with self.caches.writer(index, "train", rows, shape) as train_writer:
-            self._write_train_cache(index, block, trainer, train, train_writer)
+            with run.freed.kept():
+                self._write_train_cache(index, block, trainer, train, train_writer)
             train_writer.close().close()
         run.add_overhead("caching", time.perf_counter() - started)
         written = writer.bytes + train_writer.bytes
