@@ -265,6 +265,7 @@ MISTAKES = [
     "--time-ratio 0.5 --optimizer schedulefree",
     "--focal-gamma 3",
     "--schedule python",
+    "--optimizer python",
     "--cutmix 1 --class-weights balanced",
     "--strategy tiled --mixup 0.2",
     "--ema 0.99 --weight-dtype bfloat16",

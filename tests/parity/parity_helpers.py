@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count as numbers
 from pathlib import Path
@@ -42,8 +43,18 @@ def weights(folder: Path, **options: Any) -> dict[str, Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def train_plainly(network: nn.Module, options: dict[str, Any], epochs: int = 2) -> dict[str, Tensor]:
-    """Train a network, in the mode that it is in, on a run's images by SGD at a constant rate; its weights.
+def stock_sgd(network: nn.Module) -> torch.optim.Optimizer:
+    """Torch's optimizer with the defaults of a run."""
+    return torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+
+
+def train_plainly(
+    network: nn.Module,
+    options: dict[str, Any],
+    epochs: int = 2,
+    make: Callable[[nn.Module], torch.optim.Optimizer] = stock_sgd,
+) -> dict[str, Tensor]:
+    """Train a network, in the mode that it is in, on a run's images at a constant rate; its weights.
 
     Statistics of norms that are in training mode are those of the last epoch's first images in the trained weights.
     """
@@ -55,7 +66,7 @@ def train_plainly(network: nn.Module, options: dict[str, Any], epochs: int = 2) 
         strategy=StrategyOptions("backprop"),
     )
     source = assemble(request, module=copy.deepcopy(network)).training_data().train
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    optimizer = make(network)
     for epoch in range(epochs):
         for images, labels in source.epoch(epoch, batch):
             optimizer.zero_grad()

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,14 @@ def test_a_run_trains_the_weights_and_statistics_of_whole_batches(
     assert not [path for path in cache.rglob("*") if path.is_file()], "nothing stays behind"
     planned(smooth(), "micro", micro_batch).run((), out=tmp_path / "micro")
     assert error(weights(tmp_path / "micro"), exact) > 100 * rounding
+
+
+@pytest.mark.parametrize("batch_norm", ["exact", "micro"])
+def test_micro_batches_take_an_optimizer_from_python(tmp_path: Path, batch_norm: str) -> None:
+    own = partial(torch.optim.AdamW, lr=0.01, weight_decay=5e-4, fused=True)
+    planned(smooth(), batch_norm, 8, optimizer=own, lr=None).run((), out=tmp_path / "own")
+    planned(smooth(), batch_norm, 8, optimizer="adamw").run((), out=tmp_path / "named")
+    assert error(weights(tmp_path / "own"), weights(tmp_path / "named")) == 0
 
 
 def stop(event: Event) -> None:

@@ -30,6 +30,8 @@ from snugfit.memory.freed_memory import FreedMemory
 from snugfit.profiling import META_PASS_BYTES
 from snugfit.strategies.recomputation.schedule import Schedule
 
+_OWN_OPTIMIZER = "snugfit.memory.MemoryLimit bounds a training loop with an optimizer of your own."
+
 
 @dataclass(frozen=True)
 class LoopOptions(Checked):
@@ -265,7 +267,7 @@ def fit(
         InfeasibleBudgetError: nothing fits the budget.
         BudgetExceededError: a whole batch does not fit the budget.
     """
-    require_optimizer_name(options.get("optimizer"), "'sgd' or 'adamw'")
+    require_optimizer_name(options.get("optimizer"), "'sgd' or 'adamw'", _OWN_OPTIMIZER)
     chosen = from_keywords(LoopOptions, {"memory": memory, **options})
     _require_example(example)
     device = module_device(model)

@@ -25,7 +25,7 @@ from snugfit._engine.running import begin, execute
 from snugfit._planner import infeasible_error
 from snugfit._storage.outputs import require_places
 from snugfit._training.events import Subscriber
-from snugfit._training.own_parts import OwnParts
+from snugfit._training.own_parts import FUNCTIONS, OwnParts
 from snugfit._training.stopping import StopFlag
 from snugfit.errors import UsageError
 
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from snugfit._core.keywords import PlanKeywords
+
+
+_OWN_OPTIMIZER = (
+    "Pass a function that makes an optimizer of each parameter, like functools.partial(torch.optim.SGD, lr=0.01)."
+)
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,9 @@ def plan(
         **options: any option of the command line, with underscores: ``epochs=3``, ``strategy="blockwise"``. ``loss``
             may be a function of logits (B, classes) and labels (B,) that returns their mean loss, a scalar tensor;
             ``schedule`` a function of step, from 0, and number of steps that returns a share of the learning rate;
-            ``metrics`` a dictionary of objects with update, compute and reset, for the record and ``metrics.csv``.
+            ``optimizer`` a function of a group of one parameter, ``[(name, parameter)]``, that returns its torch
+            optimizer; ``metrics`` a dictionary of objects with update, compute and reset, for the record and
+            ``metrics.csv``.
 
     Raises:
         UsageError: an option that does not exist, or that contradicts another.
@@ -190,7 +197,7 @@ def plan(
     """
     shown(None)  # now, because what is imported after planning leaves less of a total
     own, named = _own_parts({**options})
-    require_optimizer_name(named.get("optimizer"), "'sgd', 'adamw' or 'schedulefree'")
+    require_optimizer_name(named.get("optimizer"), "'sgd', 'adamw', 'schedulefree' or a function", _OWN_OPTIMIZER)
     request = Request.of(**named)
     check_foreign_options(request)
     require_places(request.machine.out, request.machine.cache_dir)
@@ -227,7 +234,7 @@ vars(plan)["__signature__"] = _with_keywords(plan)
 
 def _own_parts(options: dict[str, Any]) -> tuple[OwnParts, dict[str, Any]]:
     """Functions and metrics among options, and the options that a request has."""
-    functions = {name: options[name] for name in ("loss", "schedule") if callable(options.get(name))}
+    functions = {name: options[name] for name in FUNCTIONS if callable(options.get(name))}
     metrics = options.get("metrics") or {}
     if not isinstance(metrics, Mapping) or not all(isinstance(name, str) and name for name in metrics):
         raise UsageError("metrics= must be a dictionary of metrics by name, like {'f1': ...}.")

@@ -109,7 +109,7 @@ def resume(
         subscribers: called with every event; progress bars on stderr by default.
         model, data: the module and data that were passed from Python, if any.
         stop: ends the run between two steps once it is requested; the run can be resumed again.
-        **own: what else was passed from Python, if anything: ``loss``, ``schedule`` and ``metrics``.
+        **own: what else was passed from Python, if anything: ``loss``, ``schedule``, ``optimizer`` and ``metrics``.
 
     Raises:
         UnknownNameError: there is no such keyword.

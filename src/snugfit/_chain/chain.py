@@ -40,6 +40,7 @@ class Chain:
         input_shape: channels, height, width of one image.
         undivided: why the network has no units besides the head, which is the model itself; empty if it is divided.
         loss: loss of its outputs and their targets, if one was passed from Python.
+        optimizer: makes the update rule of a parameter by its name, if an optimizer was passed from Python.
         inputs: what the network takes, if it is several inputs; their values are then one tensor.
     """
 
@@ -49,10 +50,11 @@ class Chain:
     input_shape: tuple[int, ...]
     undivided: str = ""
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    optimizer: Callable[[str, nn.Parameter], Any] | None = None
     inputs: tuple[Input, ...] = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Chain:
-        """A copy with its own weights; the caller's loss is shared."""
+        """A copy with its own weights; the caller's loss and optimizer are shared."""
         shared = copy.copy(self)
         shared.units, shared.head = copy.deepcopy((self.units, self.head), memo)
         return shared
@@ -202,7 +204,9 @@ class Chain:
         ends = list(accumulate(sizes))
         parts = (self.units[end - size : end] for end, size in zip(ends, sizes, strict=True))
         merged = tuple(_merge(part) for part in parts)
-        return Chain(self.name, merged, self.head, self.input_shape, loss=self.loss, inputs=self.inputs)
+        made = copy.copy(self)
+        made.units = merged
+        return made
 
     def to_module(self) -> nn.Module:
         """One plain module that computes the same and shares the parameters; its state-dict names are the model's.

@@ -152,7 +152,10 @@ def _smaller_steps(plan: Plan, choice: Candidate) -> Iterator[str]:
     else:
         reason = ": a larger batch would exceed the budget, and --no-accumulate allows one batch per step"
     if 0 < images < asked:
-        advice = f"Consider a lower --lr; in proportion it is {plan.workload.optimizer.lr * images / asked:.2g}."
+        lr = plan.workload.optimizer.lr * images / asked
+        advice = f"Consider a lower --lr; in proportion it is {lr:.2g}."
+        if plan.workload.optimizer.name == "python":
+            advice = f"Consider lower learning rates; in proportion they are {lr:.2g} times those of your optimizer."
         yield f"{step} trains on {images} images instead of the {asked} of --batch-size{reason}. {advice}"
 
 

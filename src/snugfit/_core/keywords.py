@@ -32,7 +32,7 @@ class PlanKeywords(TypedDict, total=False):
     epochs: int
     batch_size: int | None
     batch_limit: int | None
-    optimizer: Literal["sgd", "adamw", "schedulefree"] | None
+    optimizer: Literal["sgd", "adamw", "schedulefree"] | Callable[[list[tuple[str, Any]]], Any] | None
     optimizer_state: Literal["float32", "bfloat16", "int8"] | None
     lr: float | None
     weight_decay: float | None

@@ -45,12 +45,11 @@ def check_names(request: BaseRequest) -> None:
     check_model(request.model.model)
     if request.model.weights == IMAGENET:
         weights_source(request.model.model)
-    if request.training.loss == FROM_PYTHON:
-        raise UsageError("--loss python is a function of your own; pass it from Python: snugfit.plan(..., loss=...).")
-    if request.training.schedule == FROM_PYTHON:
-        raise UsageError(
-            "--schedule python is a function of your own; pass it from Python: snugfit.plan(..., schedule=...)."
-        )
+    for name in ("loss", "schedule", "optimizer"):
+        if getattr(request.training, name) == FROM_PYTHON:
+            raise UsageError(
+                f"--{name} python is a function of your own; pass it from Python: snugfit.plan(..., {name}=...)."
+            )
     check_shape(request)
     sides = request.model.sides
     if request.data.input_shape is not None:

@@ -25,9 +25,9 @@ from snugfit._core.options import (
 )
 from snugfit._core.workload import (
     Activations,
+    GivenOptimizer,
     Keep,
     LossName,
-    OptimizerName,
     OptimizerSettings,
     OptimizerState,
     Precision,
@@ -181,7 +181,7 @@ class TrainingOptions(Checked):
             --weights and fewer than 1,000 training images.
         batch_limit: largest batch of a block; the batch size by default.
         optimizer: sgd, adamw, or schedulefree (schedule-free AdamW); sgd by default, unless the named strategy has
-            another default.
+            another default. In Python also a function that makes one of a parameter group.
         optimizer_state: type of sgd's momentum and adamw's moments between steps: float32, bfloat16 (half the memory)
             or int8 (a quarter). Both round at random, so that updates are no longer exact. float32 by default, and
             int8 if only that makes an exact strategy fit the memory budget. Not for schedulefree.
@@ -239,7 +239,7 @@ class TrainingOptions(Checked):
     epochs: Annotated[Count, Common("N", "passes over the training images; 10 by default", _RUNS)] = 10
     batch_size: Annotated[Count | None, Common("N", "images per step; 128 by default")] = None
     batch_limit: Count | None = None
-    optimizer: OptimizerName | None = None
+    optimizer: GivenOptimizer | None = None
     optimizer_state: OptimizerState | None = None
     lr: Positive | None = None
     weight_decay: Annotated[float | None, Range(least=0)] = None
@@ -287,6 +287,9 @@ class TrainingOptions(Checked):
             state=self.optimizer_state or "float32",
             ema=self.ema,
         )
+        for flag, value in {"--lr": self.lr, "--weight-decay": self.weight_decay}.items():
+            if self.optimizer == FROM_PYTHON and value is not None:
+                raise UsageError(f"{flag} {value:g} is not for an optimizer of your own; set it there.")
         check_weight_dtype(self.weight_dtype, self.optimizer)
         if self.precision == "float16" and self.activations in ("int8", "int4"):
             raise UsageError(
@@ -354,8 +357,10 @@ class BaseRequest:
 
     @property
     def from_python(self) -> bool:
-        """Whether model, data, loss or schedule were passed from Python, so that no other process can have them."""
-        return FROM_PYTHON in (self.model.model, self.data.data, self.training.loss, self.training.schedule)
+        """Whether model, data or functions were passed from Python, so that no other process can have them."""
+        training = self.training
+        functions = (training.loss, training.schedule, training.optimizer)
+        return FROM_PYTHON in (self.model.model, self.data.data, *functions)
 
     @property
     def aim(self) -> Aim:

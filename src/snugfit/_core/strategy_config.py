@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from snugfit._core.budget import Aim
-from snugfit._core.option_groups import BaseRequest, TrainingOptions
+from snugfit._core.option_groups import FROM_PYTHON, BaseRequest, TrainingOptions
 from snugfit._core.options import Checked
 from snugfit._core.record import Record
 from snugfit._core.workload import Activations, OptimizerName, OptimizerSettings
@@ -38,7 +38,8 @@ class StrategyConfig:
         rounds_weights: whether it can keep trained weights in bfloat16 (``--weight-dtype``).
         scales_loss: whether it can scale its loss for gradients in float16 (``--precision float16``).
         whole_loss: whether it trains all layers together by the network's own loss, with the options of such training
-            (``--class-weights``, ``--loss``, ``--clip-norm``, ``--ema``, ``--patience``, ``--mixup``, ``--cutmix``).
+            (``--class-weights``, ``--loss``, ``--clip-norm``, ``--ema``, ``--patience``, ``--mixup``, ``--cutmix``,
+            and an optimizer from Python).
         normalises_batches: whether its batch norms can normalise by all images of a step (``--batch-norm exact``).
         only_named: whether ``auto`` never considers it; it is a baseline.
         keeps_time_ratio: whether it supports a time ratio; ``auto`` considers it only with one, or to fine-tune.
@@ -193,6 +194,8 @@ class StrategyConfig:
 
 def _whole_loss_flag(training: TrainingOptions) -> str | None:
     """The first flag, with its value, that needs :attr:`StrategyConfig.whole_loss`."""
+    if training.optimizer == FROM_PYTHON:
+        return f"--optimizer {FROM_PYTHON}"
     defaults = TrainingOptions()
     for name in ("class_weights", "loss", "clip_norm", "ema", "patience", "mixup", "cutmix"):
         value = getattr(training, name)

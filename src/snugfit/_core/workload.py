@@ -10,6 +10,8 @@ from snugfit._core.options import Checked, Range
 from snugfit.errors import UsageError
 
 OptimizerName = Literal["sgd", "adamw", "schedulefree"]
+GivenOptimizer = Literal[OptimizerName, "python"]
+"""``python`` is a function that was passed from Python."""
 ScheduleName = Literal["cosine", "constant", "step", "one-cycle", "python"]
 OptimizerState = Literal["float32", "bfloat16", "int8"]
 Activations = Literal["exact", "paged", "int8", "int4"]
@@ -35,8 +37,8 @@ class OptimizerSettings(Checked):
 
     Attributes:
         name: ``sgd`` (momentum 0.9, Nesterov off), ``adamw``, or ``schedulefree`` (schedule-free AdamW, which averages
-            weights instead of lowering the learning rate).
-        lr: peak learning rate.
+            weights instead of lowering the learning rate), or ``python`` (a function that was passed from Python).
+        lr: peak learning rate; 1 for ``python``, whose parameters have their own.
         weight_decay: L2 penalty (``sgd``) or decoupled decay (the others).
         schedule: ``cosine`` (per step, to zero), ``constant``, ``step`` (a tenth from half, a hundredth from three
             quarters of the steps on), ``one-cycle`` (up, then down), or ``python`` (a function that was passed from
@@ -44,9 +46,10 @@ class OptimizerSettings(Checked):
         warmup_epochs: epochs, or parts of them, in which the learning rate first rises per step to its peak.
         state: type in which momentum and moments are kept between steps; ``int8`` has a scale for each 256 values.
         ema: decay per step of a moving average of the weights, in float32, which is evaluated; None without one.
+        own_state: bytes of state per byte of trained weights, for ``python``.
     """
 
-    name: OptimizerName = "sgd"
+    name: GivenOptimizer = "sgd"
     lr: Annotated[float, Range(above=0)] = 0.01
     momentum: Annotated[float, Range(least=0, below=1)] = 0.9
     weight_decay: Annotated[float, Range(least=0)] = 5e-4
@@ -54,6 +57,7 @@ class OptimizerSettings(Checked):
     warmup_epochs: Annotated[float, Range(least=0)] = 0.0
     state: OptimizerState = "float32"
     ema: Annotated[float | None, Range(above=0, below=1)] = None
+    own_state: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,15 +83,19 @@ class OptimizerSettings(Checked):
                 f"--optimizer-state {self.state} is not supported with --optimizer schedulefree, whose state is "
                 "weights; use sgd or adamw."
             )
+        if self.name == "python" and self.state != "float32":
+            raise UsageError(
+                f"--optimizer-state {self.state} is for sgd and adamw, not for an optimizer of your own; leave it out."
+            )
 
     @property
     def state_per_parameter(self) -> float:
         """Bytes of optimizer state per byte of trained weights: 1 for momentum, 2 for AdamW, 1 more for an average."""
-        return self._moments * _STATE_SHARES[self.state] + (self.ema is not None)
+        return self._moments * _STATE_SHARES[self.state] + self.own_state + (self.ema is not None)
 
     @property
     def _moments(self) -> int:
-        return int(self.momentum > 0) if self.name == "sgd" else 2
+        return {"sgd": int(self.momentum > 0), "python": 0}.get(self.name, 2)
 
     @property
     def rounds(self) -> bool:
@@ -101,7 +109,11 @@ class OptimizerSettings(Checked):
 
 
 def check_weight_dtype(weight_dtype: str | None, optimizer: str | None) -> None:
-    """Refuse lowered weights with an optimizer that averages them; raises UsageError."""
+    """Refuse lowered weights with an optimizer that averages them or rounds as it likes; raises UsageError."""
+    if weight_dtype not in (None, "float32") and optimizer == "python":
+        raise UsageError(
+            f"--weight-dtype {weight_dtype} is for sgd and adamw, not for an optimizer of your own; leave it out."
+        )
     if weight_dtype not in (None, "float32") and optimizer == "schedulefree":
         raise UsageError(
             f"--weight-dtype {weight_dtype} is not supported with --optimizer schedulefree, which averages weights; "

@@ -26,10 +26,12 @@ from snugfit._data.prepared import AsIs
 from snugfit._data.synthetic import synthetic_splits
 from snugfit._data.transform import Mixing
 from snugfit._engine.loading import Architecture, ModuleOrFactory, build_on_meta, module_of, on_meta
+from snugfit._engine.process import choose_device
 from snugfit._engine.tasks import rules_of
 from snugfit._planner import StrategySelection
 from snugfit._training.initial_weights import load_initial_weights
-from snugfit._training.own_parts import OwnParts
+from snugfit._training.own_optimizer import OwnOptimizer
+from snugfit._training.own_parts import FUNCTIONS, OwnParts
 from snugfit._training.seeding import derive_seed
 from snugfit._training.strategy import Strategy, TrainingData
 from snugfit.errors import DataError, UsageError
@@ -39,6 +41,7 @@ _DEFAULTS = {
     "sgd": OptimizerSettings("sgd", lr=0.01),
     "adamw": OptimizerSettings("adamw", lr=0.001),
     "schedulefree": OptimizerSettings("schedulefree", lr=0.005, weight_decay=0.0, schedule="constant"),
+    "python": OptimizerSettings("python", lr=1.0, momentum=0.0, weight_decay=0.0),
 }
 
 PRETRAINED = 0.1
@@ -180,10 +183,10 @@ def assemble(
     Data, module and functions are those that the request names, unless the caller passed them from Python.
     """
     own = own or OwnParts()
-    for name in ("loss", "schedule"):
+    for name, what in FUNCTIONS.items():
         named = getattr(request.training, name)
         if (named == FROM_PYTHON) != (getattr(own, name) is not None):
-            raise UsageError(f"{name}={named!r} is a {name} from Python: pass the function itself as {name}=.")
+            raise UsageError(f"{name}={named!r} is {what} from Python: pass the function itself as {name}=.")
     splits = splits or load_splits(request)
     name, shape = request.model.model, splits.image_shape
     if module is None:
@@ -195,6 +198,10 @@ def assemble(
     chain.loss = own.loss
     facts = rules_of(request.data.task).facts(request, chain, splits)
     workload = replace(_workload(request, splits, facts), metrics=tuple(sorted(own.metrics)))
+    if own.optimizer is not None:
+        device = choose_device(request.machine.device)
+        chain.optimizer = rules = OwnOptimizer(own.optimizer, chain.to_module().named_parameters(), device)
+        workload = replace(workload, optimizer=replace(workload.optimizer, own_state=rules.share))
     named = data_sets_in(request.strategy)
     others = {option: _images_like(request, other, option, shape) for option, other in named.items()}
     return Assembly(request, splits, chain, workload, module, others, own)
@@ -251,18 +258,15 @@ def _workload(request: Request, splits: Splits, facts: dict[str, Any]) -> Worklo
     return replace(workload, batch_size=size, batch_limit=training.batch_limit or size)
 
 
-def require_optimizer_name(given: object, names: str) -> None:
-    """Check that an optimizer from Python is a name, one of ``names``, or None.
+def require_optimizer_name(given: object, names: str, otherwise: str) -> None:
+    """Check that an optimizer from Python is a name, one of ``names``, or None; ``otherwise`` says what to do.
 
     Raises:
-        UsageError: it is an object, whose state nothing can predict.
+        UsageError: it is an object.
     """
     if not isinstance(given, str | None):
-        raise UsageError(
-            f"optimizer= takes {names}, not {type(given).__name__}: a plan must know an optimizer's state before it "
-            "exists, and gradients are applied one by one. snugfit.memory.MemoryLimit bounds a training loop with an "
-            "optimizer of your own."
-        )
+        kind = type(given).__name__
+        raise UsageError(f"optimizer= takes {names}, not {kind}: gradients are applied one by one. {otherwise}")
 
 
 def optimizer_of(request: Request) -> OptimizerSettings:
@@ -270,10 +274,11 @@ def optimizer_of(request: Request) -> OptimizerSettings:
     training, config = request.training, find_config(request.strategy.strategy)
     name = training.optimizer or config.default_optimizer or "sgd"
     default = config.optimizers.get(name, _DEFAULTS[name])
-    if request.model.weights is not None and name not in config.optimizers:
+    own_rates = name == FROM_PYTHON
+    if request.model.weights is not None and name not in config.optimizers and not own_rates:
         default = replace(default, lr=PRETRAINED * default.lr)
     given = {name: getattr(training, name) for name in ("lr", "weight_decay", "schedule", "warmup_epochs", "ema")}
-    if given["lr"] is None:
+    if given["lr"] is None and not own_rates:
         given["lr"] = rules_of(request.data.task).lr
     given["state"] = training.optimizer_state
     return replace(default, **{name: value for name, value in given.items() if value is not None})

@@ -43,7 +43,7 @@ from snugfit._training.events import Notice, RunStarted, Subscriber
 from snugfit._training.finite import infinite_buffers
 from snugfit._training.launch import World
 from snugfit._training.metrics import METRICS_FILE
-from snugfit._training.own_parts import OwnParts
+from snugfit._training.own_parts import FUNCTIONS, OwnParts
 from snugfit._training.run import Job, Machine, Run
 from snugfit._training.stopping import StopFlag
 from snugfit._training.strategy import Strategy
@@ -126,14 +126,13 @@ def reopen(
     if request.data.data == FROM_PYTHON and data is None:
         raise UsageError("this run trained on data of your own; pass it again: snugfit.resume(run, data=...).")
     own = own or OwnParts()
-    for name in ("loss", "schedule"):
+    for name, what in FUNCTIONS.items():
         named, given = getattr(request.training, name), getattr(own, name)
         if named == FROM_PYTHON and given is None:
-            raise UsageError(
-                f"this run trained by a {name} of your own; pass it again: snugfit.resume(run, {name}=...)."
-            )
+            raise UsageError(f"this run trained by {what} of your own; pass it again: snugfit.resume(run, {name}=...).")
         if named != FROM_PYTHON and given is not None:
-            used = named or plan.workload.optimizer.schedule
+            settings = plan.workload.optimizer
+            used = named or {"schedule": settings.schedule, "optimizer": settings.name}[name]
             raise UsageError(f"this run trained by --{name} {used}; leave out {name}= to resume it.")
     if set(own.metrics) != set(plan.workload.metrics):
         names = ", ".join(plan.workload.metrics) or "none"
@@ -147,7 +146,8 @@ def reopen(
         own.check(assembly.workload, device)
     reopened = replace(assembly.workload, data=plan.workload.data, pretrained=plan.workload.pretrained)
     if reopened != plan.workload:  # plans of earlier versions do not tell of pre-trained weights
-        raise CheckpointError(f"model or data have changed since the run in {folder} began; start a new run.")
+        what = "model, data or the optimizer's state" if own.optimizer is not None else "model or data"
+        raise CheckpointError(f"{what} have changed since the run in {folder} began; start a new run.")
     return Planned(plan, profile, assembly, resting, profile)
 
 

@@ -322,9 +322,9 @@ def _last_resort(name: str, aim: Aim) -> str:
 def _description(workload: Workload, chain: Chain) -> str:
     """What a network computes, as text; empty if no text describes it.
 
-    That is so with a loss from Python, and for the forward pass of a network without a graph.
+    That is so with a loss or optimizer from Python, and for the forward pass of a network without a graph.
     """
-    if workload.loss == "python" or chain.undivided:
+    if "python" in (workload.loss, workload.optimizer.name) or chain.undivided:
         return ""
     return "\n".join(describe(unit.module) for unit in chain.all_units)
 

@@ -12,7 +12,7 @@ from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import Deferred
 from snugfit._training.loss_scale import LossScale
 from snugfit._training.losses import Loss
-from snugfit._training.optimizers import ParameterOptimizers
+from snugfit._training.optimizers import MakeRule, ParameterOptimizers
 from snugfit._training.statistics import recompute_statistics
 from snugfit._training.task import StepResult, loss_of, precision_context, task_of
 from snugfit.errors import CheckpointError
@@ -66,6 +66,7 @@ class NetworkTrainer:
         micro_batches: batches accumulated to one step; with 1, and if nothing else needs all gradients, a hook applies
             and frees every gradient.
         loss: the loss, if it was passed from Python.
+        optimizer: makes the update rule of each parameter, if an optimizer was passed from Python.
 
     Attributes:
         loss_scale: that of gradients in float16, which are held until all are known to be finite; else None, as on the
@@ -79,13 +80,14 @@ class NetworkTrainer:
         workload: Workload,
         micro_batches: int = 1,
         loss: Loss | None = None,
+        optimizer: MakeRule | None = None,
     ) -> None:
         self.module, self.micro_batches = module, micro_batches
         self.forward = _compressing(forward, workload) if workload.compresses else forward
         self.modules, self.task = [module], task_of(workload, loss)
         (use_lean if workload.compresses else use_lean_convolutions)(module)
         use_float_gradients(module)
-        self.optimizers = ParameterOptimizers(module.named_parameters(), workload.optimizer)
+        self.optimizers = ParameterOptimizers(module.named_parameters(), workload.optimizer, optimizer)
         self._precision = workload.precision
         self._weight: Tensor | None = None
         self._clip_norm = workload.clip_norm

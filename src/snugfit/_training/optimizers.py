@@ -73,12 +73,16 @@ def _one_cycle(step: int, total: int) -> float:
     return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * share))
 
 
-def _rule(name: str, parameter: nn.Parameter, settings: OptimizerSettings) -> UpdateRule:
+MakeRule = Callable[[str, nn.Parameter], UpdateRule]
+"""Makes the rule of a parameter by its name, in place of those that settings name."""
+
+
+def _rule(name: str, parameter: nn.Parameter, settings: OptimizerSettings, make: MakeRule | None = None) -> UpdateRule:
     if settings.averages:
         from snugfit._training.schedule_free import ScheduleFree
 
         return ScheduleFree(parameter, settings.lr, settings.weight_decay)
-    rule = _plain_rule(name, parameter, settings)
+    rule = make(name, parameter) if make is not None else _plain_rule(name, parameter, settings)
     return rule if settings.ema is None else AveragedRule(rule, parameter, settings.ema)
 
 
@@ -94,16 +98,22 @@ def _plain_rule(name: str, parameter: nn.Parameter, settings: OptimizerSettings)
 
 
 def _expected_state(
-    name: str, parameter: nn.Parameter, settings: OptimizerSettings, found: Mapping[str, Tensor]
+    name: str,
+    parameter: nn.Parameter,
+    settings: OptimizerSettings,
+    found: Mapping[str, Tensor],
+    make: MakeRule | None,
 ) -> Mapping[str, Tensor]:
-    """Tensors of the types and shapes that a parameter's state has after a step."""
+    """Tensors of the types and shapes that a parameter's state has after a step; others may come later from Python."""
     if settings.averages:
         return {key: parameter if value.dim() else value for key, value in found.items()}
     empty = nn.Parameter(torch.empty_like(parameter, device="meta"))
     empty.grad = empty.detach()
-    rule = _rule(name, empty, settings)
+    rule = _rule(name, empty, settings, make)
     rule.step(empty)
-    return rule.state
+    if make is None:
+        return rule.state
+    return {**found, **{key: value for key, value in rule.state.items() if value.dim()}}
 
 
 def _check_state(name: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
@@ -139,18 +149,23 @@ def _require_dense(parameters: Mapping[str, nn.Parameter]) -> None:
 
 
 class ParameterOptimizers:
-    """SGD, AdamW or schedule-free AdamW over named parameters, stepped one parameter at a time.
+    """SGD, AdamW, schedule-free AdamW or the rules of ``make`` over named parameters, one parameter at a time.
 
     Either call :meth:`apply_in_backward` once, after which every backward pass updates the parameters and leaves no
     gradients behind (one backward per step), or let gradients accumulate and call :meth:`step`. Weight decay applies
     to all parameters, as in torch. Parameters that do not require gradients are left out.
     """
 
-    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: OptimizerSettings) -> None:
-        self.settings = settings
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        settings: OptimizerSettings,
+        make: MakeRule | None = None,
+    ) -> None:
+        self.settings, self._make = settings, make
         self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
         _require_dense(self.parameters)
-        self._rules = {name: _rule(name, p, settings) for name, p in self.parameters.items()}
+        self._rules = {name: _rule(name, p, settings, make) for name, p in self.parameters.items()}
         self._handles: list[RemovableHandle] = []
         self._lr_scales: Mapping[str, float] = {}
 
@@ -246,7 +261,7 @@ class ParameterOptimizers:
         for name, values in restored.items():
             parameter = self.parameters[name]
             if values:
-                _check_state(name, values, _expected_state(name, parameter, self.settings, values))
+                _check_state(name, values, _expected_state(name, parameter, self.settings, values, self._make))
             for key, value in values.items():
                 shaped = value.shape == parameter.shape
                 values[key] = fit(value, parameter) if shaped else value.to(parameter.device)

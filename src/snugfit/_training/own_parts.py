@@ -11,10 +11,13 @@ import torch
 from snugfit._core.workload import Workload
 from snugfit._training.losses import Loss, check_loss
 from snugfit._training.own_metrics import Metric, check_metrics
+from snugfit._training.own_optimizer import MakeOptimizer
 from snugfit.errors import UsageError, reason_of
 
 Schedule = Callable[[int, int], float]
 """From a step, counted from 0, and the number of steps to the share of the peak learning rate."""
+FUNCTIONS = {"loss": "a loss", "schedule": "a schedule", "optimizer": "an optimizer"}
+"""Options that may be functions from Python, and what each then is."""
 _TRIED_STEPS = 100
 """At most; they are spread evenly over a run's, with the first and the last."""
 
@@ -26,15 +29,17 @@ class OwnParts:
     Attributes:
         loss: from logits and labels to the mean loss of a batch.
         schedule: from step and number of steps to the share of the peak learning rate.
+        optimizer: from a group of one parameter, with its name, to a torch optimizer of it.
         metrics: measured on validation and test images in the end, and after epochs, by name.
     """
 
     loss: Loss | None = None
     schedule: Schedule | None = None
+    optimizer: MakeOptimizer | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def check(self, workload: Workload, device: torch.device) -> None:
-        """Try them on a few values; raises UsageError."""
+        """Try all but the optimizer on a few values; raises UsageError."""
         check_loss(self.loss, workload, device)
         check_metrics(self.metrics, workload)
         if self.schedule is not None:

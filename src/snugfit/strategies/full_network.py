@@ -72,7 +72,8 @@ def by_own_loss(make_forward: MakeForward) -> MakeTrainer:
     """Make trainers with the network's own loss and the forward pass that ``make_forward`` builds from the chain."""
 
     def make(chain: Chain, module: nn.Module, workload: Workload, micro_batches: int) -> NetworkTrainer:
-        return NetworkTrainer(module, make_forward(chain), workload, micro_batches, chain.loss)
+        forward = make_forward(chain)
+        return NetworkTrainer(module, forward, workload, micro_batches, chain.loss, chain.optimizer)
 
     return make
 

@@ -51,7 +51,7 @@ class OneDeviceTrainer(TiledTrainer):
         groups: str,
         scratch: MappedScratch | None = None,
     ) -> None:
-        super().__init__(module, module, workload, micro_batches, chain.loss)
+        super().__init__(module, module, workload, micro_batches, chain.loss, chain.optimizer)
         assert isinstance(module, fx.GraphModule)
         cuts = find_tileable_prefix(module.train(), chain.input_shape).layers.cuts
         self.forward = TiledForward(module, chain.input_shape, grid, named_profile(groups, cuts), scratch)

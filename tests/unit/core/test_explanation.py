@@ -147,6 +147,14 @@ def smaller_steps(**settings):
     return next(each for each in said(replace(PLAIN, settings=micro)) if "--batch-size" in each)
 
 
+def test_learning_rates_of_an_optimizer_from_python_have_no_flag():
+    work = replace(WORKLOAD, optimizer=OptimizerSettings("python", lr=1.0))
+    small = replace(PLAIN, settings={"micro_batch": 2, "micro_batches": 1})
+    sentences = explanation_of(Plan(work, Budget(), HARDWARE, (small,), 0))
+    (found,) = (each for each in sentences if "--batch-size" in each)
+    assert found.endswith("Consider lower learning rates; in proportion they are 0.2 times those of your optimizer.")
+
+
 def test_a_smaller_step_without_accumulation_has_its_own_reason():
     rest = "A step trains on 2 images instead of the 10 of --batch-size: "
     assert smaller_steps(accumulate=True) == (

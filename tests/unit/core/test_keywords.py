@@ -35,13 +35,13 @@ def test_every_option_is_a_keyword_and_the_other_way_round():
     assert set(get_type_hints(PlanKeywords)) == {*OPTIONS, "metrics"} - {"model", "data"}
 
 
-@pytest.mark.parametrize("name", sorted({*OPTIONS} - {"model", "data", "loss", "schedule"}))
+@pytest.mark.parametrize("name", sorted({*OPTIONS} - {"model", "data", "loss", "schedule", "optimizer"}))
 def test_types_are_those_of_the_options_or_wider(name):
     here, there = alternatives(get_type_hints(PlanKeywords)[name]), alternatives(OPTIONS[name])
     assert there <= here and here - there <= {each for kind in there for each in WIDER.get(kind, ())}
 
 
-@pytest.mark.parametrize("name", ["loss", "schedule"])
+@pytest.mark.parametrize("name", ["loss", "schedule", "optimizer"])
 def test_functions_stand_for_what_python_alone_can_pass(name):
     here, there = alternatives(get_type_hints(PlanKeywords)[name]), alternatives(OPTIONS[name])
     functions = {each for each in here if get_origin(each) is Callable}

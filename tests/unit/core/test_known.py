@@ -162,6 +162,7 @@ def test_the_command_line_refuses_a_shape_before_torch_is_imported(words, says, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_loss_of_ones_own_has_no_flag():
-    with pytest.raises(UsageError, match=r"--loss python is a function of your own; pass it from Python"):
-        known.check_names(Request.of(loss="python"))
+@pytest.mark.parametrize("name", ["loss", "schedule", "optimizer"])
+def test_a_function_of_ones_own_has_no_flag(name):
+    with pytest.raises(UsageError, match=rf"--{name} python is a function of your own; pass it from Python.*{name}="):
+        known.check_names(Request.of(**{name: "python"}))
