@@ -6,13 +6,17 @@ torch's own loops allocate one (SGD) or two (AdamW) temporaries of the parameter
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import wraps
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 _BETAS, _EPS = (0.9, 0.999), 1e-8
 """AdamW's, torch's defaults."""
+Rule = TypeVar("Rule")
 
 
 class UpdateRule(Protocol):
@@ -46,6 +50,17 @@ class WrappingRule:
         self._rule.lr = value
 
 
+def _without_graph(step: Callable[[Rule, Tensor], None]) -> Callable[[Rule, Tensor], None]:
+    """The step in ``no_grad``, which a hook of the backward pass is in already; entering it again takes 5 us."""
+
+    @wraps(step)
+    def run(rule: Rule, parameter: Tensor) -> None:
+        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+            step(rule, parameter)
+
+    return run
+
+
 class FusedSGD:
     """SGD with momentum, without dampening or Nesterov: equal to ``torch.optim.SGD(fused=True)`` bit for bit."""
 
@@ -54,7 +69,7 @@ class FusedSGD:
         self.names: tuple[str, ...] = ("momentum_buffer",) if momentum else ()
         self.state: dict[str, Tensor] = {}
 
-    @torch.no_grad()
+    @_without_graph
     def step(self, parameter: Tensor) -> None:
         """Apply the gradient of a parameter of any shape; on the meta device only the state is made."""
         gradient = fit_gradient(parameter)
@@ -84,7 +99,7 @@ class FusedAdamW:
         self.names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
         self.state: dict[str, Tensor] = {}
 
-    @torch.no_grad()
+    @_without_graph
     def step(self, parameter: Tensor) -> None:
         """Apply the gradient of a parameter of any shape; on the meta device only the state is made."""
         gradient, state = fit_gradient(parameter), self.state
@@ -113,9 +128,12 @@ class FusedAdamW:
 
 def fit_gradient(parameter: Tensor) -> Tensor:
     """Give the gradient of a parameter of any shape the parameter's layout, and return it."""
-    assert parameter.grad is not None
-    parameter.grad = fit(parameter.grad, parameter)
-    return parameter.grad
+    gradient = parameter.grad
+    assert gradient is not None
+    fitting = fit(gradient, parameter)
+    if fitting is not gradient:
+        parameter.grad = fitting
+    return fitting
 
 
 def fit(tensor: Tensor, parameter: Tensor) -> Tensor:
@@ -125,7 +143,8 @@ def fit(tensor: Tensor, parameter: Tensor) -> Tensor:
     """
     if tensor.is_meta and parameter.is_meta:
         return tensor
-    layouts = zip(parameter.shape, tensor.stride(), parameter.stride(), strict=True)
-    if tensor.device == parameter.device and all(mine == theirs for n, mine, theirs in layouts if n > 1):
+    mine, theirs = tensor.stride(), parameter.stride()
+    same = mine == theirs or all(a == b for n, a, b in zip(parameter.shape, mine, theirs, strict=True) if n > 1)
+    if same and tensor.device == parameter.device:
         return tensor
     return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
