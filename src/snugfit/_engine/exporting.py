@@ -118,7 +118,7 @@ def _write_onnx(module: nn.Module, architecture: Architecture, path: Path, free_
         _require_free_size(module, architecture.input_shape)
         dynamic |= {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
     try:
-        with without_notices():
+        with without_output():
             torch.onnx.export(
                 module,
                 (example,),
@@ -213,7 +213,7 @@ def write_int8(folder: Path, model: Path, path: Path, options: OnnxOptions) -> d
     images = run_images(folder, options.data, options.data_dir, "train")
     reader, split = _reader(quantization, images), _measured_split(folder, options)
     try:
-        with without_notices(), TemporaryDirectory() as scratch:
+        with without_output(), TemporaryDirectory() as scratch:
             prepared = Path(scratch, "model.onnx")
             quantization.quant_pre_process(str(model), str(prepared), skip_symbolic_shape=True)
             quantization.quantize_static(str(prepared), str(path), reader, per_channel=True)
@@ -267,7 +267,7 @@ def quiet_session(path: Path) -> Any:
 
 
 @contextmanager
-def without_notices() -> Iterator[None]:
+def without_output() -> Iterator[None]:
     """Nothing is printed inside by torch.onnx and the quantiser, to whose own developers it is addressed."""
     below = logging.root.manager.disable
     with warnings.catch_warnings(), redirect_stderr(StringIO()):  # torch.export prints graphs that it cannot trace

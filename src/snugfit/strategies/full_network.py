@@ -64,7 +64,7 @@ between or beyond measured batches a line was up to 12 % too high."""
 
 PLAIN_PROBE = "network"
 """Name of the probe of the network's step without recomputation; several strategies share it."""
-SURE = 0.9
+WHOLE_BATCH_SHARE = 0.9
 """Share of the headroom in which a whole batch fits for sure, whatever later measurements leave in memory."""
 
 
@@ -145,7 +145,7 @@ def network_probe(
 def may_not_fit(probe: str, batch: int, tried: Mapping[str, ProbeLine | None], available: float) -> bool:
     """Whether a whole batch may not fit a probe's step, so that smaller parts of it must be measured, too."""
     line = tried.get(probe)
-    return line is None or line.largest_batch(SURE * available_headroom(available), batch) < batch
+    return line is None or line.largest_batch(WHOLE_BATCH_SHARE * available_headroom(available), batch) < batch
 
 
 def _expected_headroom(workload: Workload, parameters: int, available: float, shape_bytes: float) -> float:

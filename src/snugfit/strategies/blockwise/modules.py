@@ -22,7 +22,7 @@ Module = tuple[int, int, str]
 WORTHWHILE = 0.9
 """A schedule with recomputation is considered if it needs at most this share of the memory of the one before it."""
 
-SURE = 0.95
+ENDING_SHARE = 0.95
 """Share of the headroom that a measured module may need to end the search: later measurements leave kernels behind."""
 
 
@@ -208,4 +208,4 @@ class PartitionFilter:
         return False
 
     def _reaches(self, headroom: float) -> Callable[[ProbeLine | None], bool]:
-        return lambda line: line is not None and line.bytes_at(self.batch) <= SURE * headroom
+        return lambda line: line is not None and line.bytes_at(self.batch) <= ENDING_SHARE * headroom
