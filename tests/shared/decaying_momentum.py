@@ -19,7 +19,7 @@ class DecayingMomentum(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
-            group["k"] += 1
+            group["k"] += group["where"] == "group"
             self.count += 1
             for parameter in group["params"]:
                 state = self.state[parameter]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from snugfit._training.finite import first_not_finite
 from snugfit.errors import UsageError, reason_of
 from snugfit.lean.update_rules import UpdateRule, fit_gradient
 from snugfit.memory import is_out_of_memory
@@ -55,6 +56,12 @@ class _OwnRule:
         return self._optimizer
 
     @property
+    def settings(self) -> dict[str, str]:
+        """Those of its parameter group, as text; without the learning rate, which every step sets."""
+        group = self._made().param_groups[0]
+        return {key: repr(value) for key, value in group.items() if key not in ("params", "lr")}
+
+    @property
     def state(self) -> dict[str, Tensor]:
         """The live tensors of the state, of any shapes, and its numbers as tensors without dimensions."""
         kept = {} if self._optimizer is None else self._optimizer.state.get(self._parameter, {})
@@ -71,6 +78,10 @@ class _OwnRule:
             }
 
     def _stored(self, key: str, value: object) -> tuple[str, Tensor]:
+        if not isinstance(key, str) or "/" in key:
+            raise UsageError(
+                f"optimizer= keeps {key!r} of the parameter '{self._name}'; name it by a text without a slash."
+            )
         if isinstance(value, Tensor):
             return key, value
         if type(value) not in _DTYPES:
@@ -138,15 +149,19 @@ class OwnOptimizer:
             raise UsageError(f"optimizer= failed for the parameter '{name}': {reason_of(error)}.") from error
 
     def _require_resumable(self, name: str, parameter: nn.Parameter) -> None:
-        """Compare steps of a tiny parameter, of as many dimensions (...), with those from its restored state."""
+        """Compare steps of a tiny parameter, of as many dimensions (...), with those from its restored state.
+
+        A setting that a step changes may matter later than in these steps, as a counter does.
+        """
         tiny = _sample(parameter, self._device, most=2)
         rule = self(name, tiny)
         _step(rule, tiny)
         saved = {key: value.clone() for key, value in rule.state.items()}
         self._devices[name] = {key: value.device for key, value in saved.items()}
         copy = nn.Parameter(tiny.detach().clone())
-        resumed = self(name, copy)
+        resumed = _OwnRule(self._make, name, copy, self._devices[name])
         resumed.state = saved
+        settings = resumed.settings
         for _ in range(_TRIED_STEPS):
             _step(rule, tiny)
             _step(resumed, copy)
@@ -155,6 +170,12 @@ class OwnOptimizer:
                 f"optimizer= does not continue with the same steps from its saved state, of the parameter '{name}': it "
                 "keeps something outside of Optimizer.state, or draws random numbers. A resumed run would differ."
             )
+        if changed := [key for key, value in resumed.settings.items() if value != settings.get(key)]:
+            raise UsageError(
+                f"optimizer= changes '{changed[0]}' of the parameter group of '{name}' in its steps; keep it in "
+                "Optimizer.state, because checkpoints hold nothing else. A resumed run would differ."
+            )
+        _require_steady(name, saved, rule.state)
 
     def _state_of(self, name: str, parameter: nn.Parameter) -> dict[str, Tensor]:
         """The state of a parameter of any shape after a step, on the meta device or, if it cannot step there, really.
@@ -177,6 +198,21 @@ class OwnOptimizer:
         state = {key: torch.empty_like(value, device="meta") for key, value in rule.state.items()}
         self._measured[name] = state, temporaries
         return state
+
+
+def _require_steady(name: str, first: Mapping[str, Tensor], last: Mapping[str, Tensor]) -> None:
+    """Refuse a state that grows after the first step, which plans measure, or that is not finite."""
+    for key, value in last.items():
+        if value.dim() and (key not in first or first[key].shape != value.shape):
+            raise UsageError(
+                f"optimizer= makes or enlarges '{key}' of the parameter '{name}' after its first step; make all of its "
+                "state in that, because the memory of one step is planned."
+            )
+    if found := first_not_finite(last, ()):
+        raise UsageError(
+            f"optimizer= keeps NaN or infinity as '{found.removesuffix(_NUMBER)}' of the parameter '{name}'; use a "
+            "finite number, because checkpoints hold no others."
+        )
 
 
 def _sample(like: nn.Parameter, device: torch.device, most: int | None = None) -> nn.Parameter:

@@ -128,6 +128,39 @@ def test_state_of_another_optimizer_is_refused():
         other.load_state(optimizers.state())
 
 
+class Keeping(Optimizer):
+    """Plain steps, and in its state what ``kept`` returns for a parameter, the state and the group."""
+
+    def __init__(self, parameters, kept):
+        super().__init__(parameters, {"lr": 0.1, "k": 0})
+        self.kept = kept
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=-group["lr"])
+                self.state[parameter] |= self.kept(parameter, self.state[parameter], group)
+
+
+def averaged_at_times(parameter, state, group):
+    """Every sixth step, which the group counts, halves the distance to slow weights."""
+    group["k"] += 1
+    slow = state.get("slow", parameter.clone())
+    if group["k"] % 6 == 0:
+        parameter.copy_(slow.add_(parameter - slow, alpha=0.5))
+    return {"slow": slow}
+
+
+def first_in_the_third_step(parameter, state, group):
+    steps = state.get("steps", 0) + 1
+    return {"steps": steps} if steps < 3 else {"steps": steps, "late": parameter.clone()}
+
+
+def history(parameter, state, group):
+    return {"all": torch.cat([state["all"], parameter[None]]) if "all" in state else parameter[None].clone()}
+
+
 class WithList(Optimizer):
     """Keeps a list."""
 
@@ -163,6 +196,12 @@ OTHER = nn.Parameter(torch.zeros(3))
         (torch.optim.Muon, r"failed for the parameter '0\.weight': ValueError"),
         (partial(DecayingMomentum, where="group"), r"does not continue .* '0\.weight'"),
         (partial(DecayingMomentum, where="attribute"), r"does not continue .* '0\.weight'"),
+        (partial(Keeping, kept=averaged_at_times), r"changes 'k' of the parameter group of '0\.weight'"),
+        (partial(Keeping, kept=first_in_the_third_step), r"makes or enlarges 'late' of .* after its first step"),
+        (partial(Keeping, kept=history), r"makes or enlarges 'all' of .* after its first step"),
+        (partial(Keeping, kept=lambda *_: {"best": float("inf")}), r"keeps NaN or infinity as 'best' of .*'0\.weight'"),
+        (partial(Keeping, kept=lambda parameter, *_: {"a/b": parameter.clone()}), r"keeps 'a/b' of .* without a slash"),
+        (partial(Keeping, kept=lambda parameter, *_: {3: parameter.clone()}), r"keeps 3 of .*'0\.weight'"),
         ("sgd", "optimizer= is 'sgd'; pass a function"),
     ],
 )
