@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,21 +188,22 @@ def tests(session: Session) -> Cells:
     """``pytest -m gpu``, file by file; pytest itself runs several at once."""
     for path in session.few(sorted(TESTS.glob("test_*.py"))):
         name = str(path.relative_to(ROOT))
-        yield from _some_tests(session, ["pytest", "-q", "-m", "gpu", name])
+        module = ["pytest", "-q", "-m", "gpu", name]
+        yield from _command(session, " ".join(module), partial(_pytest, session, module))
 
 
-def _some_tests(session: Session, module: list[str]) -> Cells:
-    command = " ".join(module)
+def _command(session: Session, command: str, work: Callable[[], Cell]) -> Cells:
+    """A cell that is left if its time is up before it ends."""
 
-    def work() -> None:
-        cell = _pytest(session, module)
+    def run_it() -> None:
+        cell = work()
         if cell["exit_code"] is None:
             session.left.append(command)
         else:
             session.results.put(command, cell)
 
     if not session.results.has(command):
-        yield command, work
+        yield command, run_it
 
 
 def _pytest(session: Session, module: list[str]) -> Cell:
@@ -292,16 +294,18 @@ def tiles(session: Session) -> Cells:
 
 def settings(session: Session) -> Cells:
     """What settings of torch cost and save in a plain loop."""
-    for model, batch, side in session.few((("resnet50", 32, 224), ("resnet18", 128, 32), ("mobilenet_v2", 64, 224))):
+    models = (("resnet50", 32, 224), ("resnet18", 128, 32), ("mobilenet_v2", 64, 224))
+    for model, batch, side in (("resnet18", 2, 32),) if session.quick else models:
         for changed in session.few(CASES):
             sizes = ["--model", model, "--batch", str(batch), "--side", str(side)]
-            labels = {"arm": "settings", "model": model, "changed": " ".join(changed) or "none"}
-            yield from _plain_loop(session, ["benchmarks.gpu_settings", *sizes, *changed], labels)
+            module = ["benchmarks.gpu_settings", *sizes, *changed, "--device", str(session.options.device)]
+            command = " ".join(["python", "-m", *module])
+            yield from _command(session, command, partial(_plain_loop, session, module, model, changed))
 
 
-def _plain_loop(session: Session, module: list[str], labels: Cell) -> Cells:
-    command = " ".join(["python", "-m", *module])
-    yield command, lambda: session.results.once(command, lambda: run(module, session.results.options), **labels)
+def _plain_loop(session: Session, module: list[str], model: str, changed: Sequence[str]) -> Cell:
+    labels = {"arm": "settings", "model": model, "changed": " ".join(changed) or "none"}
+    return {**labels, **run(module, session.results.options)}
 
 
 _PARTS: tuple[Callable[[Session], Cells], ...] = (

@@ -18,7 +18,7 @@ from benchmarks.common import program
 CASES: tuple[tuple[str, ...], ...] = (
     (),
     ("--expandable",),
-    ("--no-channels-last",),
+    ("--contiguous",),
     ("--no-tf32",),
     ("--benchmark",),
     ("--benchmark", "--no-tf32"),
@@ -37,8 +37,8 @@ def main(
     model: str = "resnet50",
     batch: int = 32,
     side: int = 224,
-    channels_last: bool = True,
-    tf32: bool = True,
+    contiguous: bool = False,
+    no_tf32: bool = False,
     benchmark: bool = False,
     deterministic: bool = False,
     expandable: bool = False,
@@ -51,8 +51,8 @@ def main(
         model: name in ``torchvision.models``.
         batch: images of a step.
         side: pixels of an image's side.
-        channels_last: memory format.
-        tf32: whether convolutions may round to TF32, torch's default.
+        contiguous: whether images and weights are contiguous instead of channels-last.
+        no_tf32: whether convolutions may not round to TF32, as they may by torch's default.
         benchmark: cuDNN's benchmark mode.
         deterministic: whether cuDNN uses deterministic algorithms only.
         expandable: whether the allocator's segments grow.
@@ -61,11 +61,12 @@ def main(
     """
     import torchvision
 
-    torch.cuda.memory._set_allocator_settings(f"expandable_segments:{expandable}")
-
+    kind = torch.device(device).type
+    if kind == "cuda":
+        torch.cuda.memory._set_allocator_settings(f"expandable_segments:{expandable}")
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = benchmark, deterministic
-    torch.backends.cudnn.allow_tf32 = tf32
-    layout = torch.channels_last if channels_last else torch.contiguous_format
+    torch.backends.cudnn.allow_tf32 = not no_tf32
+    layout = torch.contiguous_format if contiguous else torch.channels_last
     network: nn.Module = getattr(torchvision.models, model)(num_classes=10).to(device).to(memory_format=layout)
     images = torch.randn(batch, 3, side, side, device=device).contiguous(memory_format=layout)
     labels = torch.randint(0, 10, (batch,), device=device)
@@ -73,21 +74,25 @@ def main(
 
     def step() -> None:
         optimizer.zero_grad()
-        with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
+        with torch.autocast(kind, torch.bfloat16, enabled=precision == "bfloat16"):
             loss = nn.functional.cross_entropy(network(images), labels)
         loss.backward()
         optimizer.step()
 
-    for _ in range(WARM_UP):
-        step()
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    for _ in range(STEPS):
-        step()
-    torch.cuda.synchronize()
-    seconds = (time.perf_counter() - started) / STEPS
-    peaks = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
-    print(json.dumps({"seconds_per_step": seconds, **peaks}))
+    def run(steps: int) -> float:
+        started = time.perf_counter()
+        for _ in range(steps):
+            step()
+        if kind == "cuda":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - started) / steps
+
+    run(WARM_UP)
+    found = {"seconds_per_step": run(STEPS)}
+    if kind == "cuda":
+        found["allocated"] = torch.cuda.max_memory_allocated(device)
+        found["reserved"] = torch.cuda.max_memory_reserved(device)
+    print(json.dumps(found))
     return 0
 
 

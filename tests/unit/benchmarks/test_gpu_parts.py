@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from types import SimpleNamespace
+
 import pytest
-from benchmarks import gpu
+import torch
+from benchmarks import gpu, gpu_settings
 from benchmarks.common import Options
 from benchmarks.gpu_tables import NOTHING, render
+from torch import nn
 
 from snugfit import _data as datasets
 
@@ -39,6 +45,40 @@ def test_a_run_that_was_stopped_because_time_was_up_is_left(place, monkeypatch):
     monkeypatch.setattr(gpu, "train", lambda *_, **__: {"exit_code": None, "seconds": 5.0})
     assert gpu.main(part=5, quick=True, options=options) == 1
     assert gpu.ResultFile("gpu", options).cells == []
+
+
+def test_settings_are_tried_on_the_device_and_left_if_time_is_up(place, monkeypatch):
+    options, _ = place
+    asked, codes = [], iter((None, 0))
+
+    def run(module, options, extra=()):
+        asked.append(module)
+        return {"exit_code": next(codes), "seconds": 1.0, "output": {"seconds_per_step": 0.5}}
+
+    monkeypatch.setattr(gpu, "run", run)
+    assert gpu.main(part=8, quick=True, options=options) == 1
+    assert gpu.main(part=8, quick=True, options=options) == 0
+    assert asked[0][-2:] == ["--device", "cpu"] and asked[0][asked[0].index("--batch") + 1] == "2"
+
+
+@pytest.mark.parametrize("changed", gpu_settings.CASES)
+def test_a_plain_loop_takes_every_change_of_settings(changed, monkeypatch, capsys):
+    seen = []
+
+    def network(num_classes):
+        layers = nn.Sequential(nn.Flatten(), nn.Linear(12, num_classes))
+        layers.register_forward_hook(lambda *found: seen.append(found[-1].dtype))
+        return layers
+
+    for name in ("benchmark", "deterministic", "allow_tf32"):
+        monkeypatch.setattr(torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(models=SimpleNamespace(tiny=network)))
+    sizes = ["--model", "tiny", "--batch", "2", "--side", "2", "--device", "cpu"]
+    assert gpu_settings.app([*sizes, *changed]) == 0
+    assert json.loads(capsys.readouterr().out)["seconds_per_step"] > 0
+    assert len(seen) == gpu_settings.WARM_UP + gpu_settings.STEPS
+    assert set(seen) == {torch.bfloat16 if "bfloat16" in changed else torch.float32}
+    assert torch.backends.cudnn.allow_tf32 == ("--no-tf32" not in changed)
 
 
 @pytest.mark.parametrize("part", range(len(gpu.PARTS)))
