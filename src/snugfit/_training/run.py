@@ -307,6 +307,7 @@ class Run:
         position.phase += 1
         position.start_epoch(0)
         position.phase_seconds, position.phase_peak_bytes, position.phase_tensor_bytes = 0.0, 0, 0
+        release_memory()  # what a device's allocator has reserved would count to the next phase
         self.meter.restart()
 
     def add_overhead(self, kind: str, seconds: float) -> None:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from fake_device import MB, FakeMemory
 from training_samples import PHASE, make_run
 
 from snugfit._core.record import ExitRecord, PhaseRecord
@@ -12,6 +13,8 @@ from snugfit._core.serial import from_data, to_data
 from snugfit._training.events import Notice, PhaseDone, PhaseStarted
 from snugfit._training.run import Position
 from snugfit.errors import CheckpointError, DivergedError
+from snugfit.memory import Baseline, make_meter
+from snugfit.memory import device as devices
 
 
 def test_a_position_survives_json():
@@ -71,6 +74,20 @@ def test_the_next_phase_begins_its_own_accounts(tmp_path):
     position = run.position
     assert (position.phase, position.epoch, position.step, position.phase_peak_bytes) == (2, 0, 0, 0)
     assert position.seconds == pytest.approx(sum(record.seconds for record in position.phases))
+
+
+def test_what_a_device_keeps_reserved_of_a_phase_does_not_count_to_the_next(tmp_path, monkeypatch):
+    fake = FakeMemory()
+    monkeypatch.setattr(devices, "KINDS", {"cuda": lambda device: fake})
+    monkeypatch.setattr(devices, "_at_rest", {})
+    run = make_run(tmp_path)
+    run.meter = make_meter(Baseline(0, 0), torch.device("cuda:0"))
+    for size in (80 * MB, 30 * MB):
+        run.start_phase(PHASE, 0, 2, 1, 1)
+        fake.free_block(fake.allocate(size))
+        run.end_phase(PHASE, 1, 1)
+    first, second = (record.measured_peak_bytes for record in run.position.phases)
+    assert first == pytest.approx(180 * MB, abs=4 * MB) and second == pytest.approx(130 * MB, abs=4 * MB)
 
 
 def test_saved_and_taken_up_again(tmp_path):
