@@ -96,7 +96,7 @@ def _score(forward: Callable[[Tensor], Tensor], source: BatchSource, run: Run, s
     while True:
         try:
             with run.limit.allow_kernels(), run.freed.kept():
-                batches = _metered(source.in_order(size), run)
+                batches = metered(source.in_order(size), run)
                 reset(run.own.metrics)
                 return measure(task_of(run.workload), forward, batches, run.device, run.own.metrics)
         except MEMORY_ERRORS as error:
@@ -107,7 +107,7 @@ def _score(forward: Callable[[Tensor], Tensor], source: BatchSource, run: Run, s
         size //= 2
 
 
-def _metered(batches: Iterator[tuple[Tensor, Tensor]], run: Run) -> Iterator[tuple[Tensor, Tensor]]:
+def metered(batches: Iterator[tuple[Tensor, Tensor]], run: Run) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches (B, ...), with a memory reading before each, because the system may drop mapped weights."""
     for batch in batches:
         run.tick()

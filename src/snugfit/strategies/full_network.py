@@ -24,7 +24,7 @@ from snugfit._storage.tensor_file import Deferred, save_model
 from snugfit._training.dry_run import dry_run_phase, smaller_batch_sizes
 from snugfit._training.ema import first_step_notice
 from snugfit._training.events import Notice
-from snugfit._training.finalize import Outcome, evaluate_model, make_record
+from snugfit._training.finalize import Outcome, evaluate_model, make_record, metered
 from snugfit._training.loop import train_phase
 from snugfit._training.network import Forward, NetworkTrainer
 from snugfit._training.own_metrics import reset, values_of
@@ -368,7 +368,8 @@ def validate(forward: Forward, data: TrainingData, run: Run, phase: Phase) -> fl
     task, own = task_of(run.workload), run.own.metrics
     with run.limit.allow_kernels(), run.freed.kept():
         reset(own)
-        found = measure(task, forward, data.val.in_order(phase.batch_size), run.device, own).value
+        batches = metered(data.val.in_order(phase.batch_size), run)
+        found = measure(task, forward, batches, run.device, own).value
         run.own_values = values_of(own)
     if own:
         reset(own)  # what they keep is memory
