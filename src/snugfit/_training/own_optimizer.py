@@ -201,7 +201,7 @@ class OwnOptimizer:
 
 
 def _require_steady(name: str, first: Mapping[str, Tensor], last: Mapping[str, Tensor]) -> None:
-    """Refuse a state that grows after the first step, which plans measure, or that is not finite."""
+    """Refuse a state, of any shapes, that grows after the first step, which plans measure, or that is not finite."""
     for key, value in last.items():
         if value.dim() and (key not in first or first[key].shape != value.shape):
             raise UsageError(

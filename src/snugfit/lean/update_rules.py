@@ -51,7 +51,7 @@ class WrappingRule:
 
 
 def _without_graph(step: Callable[[Rule, Tensor], None]) -> Callable[[Rule, Tensor], None]:
-    """The step in ``no_grad``, which a hook of the backward pass is in already; entering it again takes 5 us."""
+    """A step of a parameter of any shape in ``no_grad``, in which backward hooks are already; entering takes 5 us."""
 
     @wraps(step)
     def run(rule: Rule, parameter: Tensor) -> None:
