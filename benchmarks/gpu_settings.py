@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -79,21 +80,23 @@ def main(
         loss.backward()
         optimizer.step()
 
-    def run(steps: int) -> float:
-        started = time.perf_counter()
-        for _ in range(steps):
-            step()
-        if kind == "cuda":
-            torch.cuda.synchronize(device)
-        return (time.perf_counter() - started) / steps
-
-    run(WARM_UP)
-    found = {"seconds_per_step": run(STEPS)}
+    _seconds_per_step(step, WARM_UP, kind)
+    found = {"seconds_per_step": _seconds_per_step(step, STEPS, kind)}
     if kind == "cuda":
         found["allocated"] = torch.cuda.max_memory_allocated(device)
         found["reserved"] = torch.cuda.max_memory_reserved(device)
     print(json.dumps(found))
     return 0
+
+
+def _seconds_per_step(step: Callable[[], None], steps: int, kind: str) -> float:
+    """Mean seconds of a step on a device of this kind."""
+    started = time.perf_counter()
+    for _ in range(steps):
+        step()
+    if kind == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - started) / steps
 
 
 if __name__ == "__main__":
