@@ -65,6 +65,9 @@ def _chosen(plan: Plan, choice: Candidate, cost: Cost) -> str:
         reason = "it was asked for" if len(asked) == 1 else "nothing else fits the budget"
         return f"{choice.strategy} is chosen: {reason}."
     second, start = others[0], f"{choice.strategy} is chosen for {_AIMS[plan.aim]}"
+    few = () if choice.normalises_few else [each for each in others if each.normalises_few]
+    if plan.aim == "time" and _faster(few, cost):
+        start += " of those that lose no accuracy to batch norms"
     if plan.aim == "accuracy" and choice.fine_tunes:
         count = plan.workload.train_count
         return f"{start}: {count} training images are few, and it keeps more of the pre-trained network."
@@ -73,20 +76,26 @@ def _chosen(plan: Plan, choice: Candidate, cost: Cost) -> str:
     assert second.predicted is not None
     if plan.aim == "memory":
         return f"{start}: {_against(cost.peak_bytes, second.predicted.peak_bytes, second.strategy, format_bytes)}."
-    exact = [(each.predicted.seconds, each) for each in others if choice.exact and each.exact and each.predicted]
-    faster = [(seconds, each) for seconds, each in exact if seconds < cost.seconds]
+    same = [each for each in others if choice.exact and each.exact and each.normalises_few == choice.normalises_few]
+    faster = _faster(same, cost)
     against = _against(cost.seconds, second.predicted.seconds, second.strategy, format_seconds)
     if not faster:
         return f"{start}: {against}."
-    seconds, same = faster[0]
-    compared, images = "" if second is same else f": {against}", _step_images(same)
+    seconds, first = faster[0]
+    compared, images = "" if second is first else f": {against}", _step_images(first)
     smaller = 0 < images < (_step_images(choice) or plan.workload.effective_batch)
     steps = f", in steps of {images} images" if smaller else ""
     reason = "since its steps have more images" if smaller else "as the plainer of the two"
     return (
-        f"{start}{compared}. With its settings here, {same.strategy} is backpropagation too{steps}, predicted at "
+        f"{start}{compared}. With its settings here, {first.strategy} is backpropagation too{steps}, predicted at "
         f"{format_seconds(seconds)}; {choice.strategy} comes first {reason}."
     )
+
+
+def _faster(candidates: Iterable[Candidate], cost: Cost) -> list[tuple[float, Candidate]]:
+    """Those that are predicted to take fewer seconds, with these."""
+    seconds = [(each.predicted.seconds, each) for each in candidates if each.predicted is not None]
+    return [(least, each) for least, each in seconds if least < cost.seconds]
 
 
 def _step_images(candidate: Candidate) -> int:

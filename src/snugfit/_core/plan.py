@@ -277,7 +277,8 @@ def ranked(candidates: Iterable[Candidate], aim: Aim = "time") -> tuple[Candidat
     """Candidates: feasible ones first, best first; those not considered last.
 
     A strategy that is exact only by its settings never counts as faster than one that is always exact: past runs
-    correct the predicted seconds of each strategy by themselves.
+    correct the predicted seconds of each strategy by themselves. No time is worth what batch norms of few images cost:
+    a candidate with such norms comes last, unless the aim is memory.
     """
     found = list(candidates)
     exact = (_amounts(each)[0] for each in found if each.feasible and find_config(each.strategy).exact)
@@ -289,7 +290,7 @@ def ranked(candidates: Iterable[Candidate], aim: Aim = "time") -> tuple[Candidat
         if by_settings:
             seconds = max(seconds, least)
         by_aim = {
-            "time": (seconds, by_settings, peak),
+            "time": (candidate.normalises_few, seconds, by_settings, peak),
             "memory": (peak, by_settings, seconds),
             "accuracy": (expected_loss(candidate), seconds, by_settings, peak),
         }

@@ -58,6 +58,19 @@ def test_batch_norms_of_few_images_are_named(images, named):
     assert sentences[0].startswith("sidenet is chosen" if named else "checkpoint is chosen")
 
 
+def test_a_faster_one_that_loses_accuracy_to_batch_norms_comes_last():
+    few = replace(PLAIN, norm_images=2)
+    first, *_ = said(few, AGAIN, replace(SIDE, predicted=Cost(40 * MB, 1, 60.0)))
+    assert first == (
+        "checkpoint is chosen for the least time to finish of those that lose no accuracy to batch norms: "
+        "40.0s against 1m00s with sidenet, 1.5 times as much."
+    )
+    last = said(few, AGAIN)[0]
+    assert "backprop would be faster (40.0s against 30.0s with backprop), but is expected to lose more" in last
+    assert "batch norms" not in said(few, BLOCKS)[0], "it is not faster"
+    assert said(few)[0] == "backprop is chosen: it was asked for."
+
+
 @pytest.mark.parametrize(("settings", "named"), [({"batch_norm": "micro", "micro_batches": 8}, True), ({}, False)])
 def test_a_remedy_for_norms_of_few_images_is_named_where_there_is_one(settings, named):
     sentences = said(replace(AGAIN, norm_images=2, settings=settings), SIDE, aim="accuracy")

@@ -39,6 +39,8 @@ def test_exact_gradients_do_not_make_up_for_batch_norms_of_few_images(images, fi
     assert ranked([few, BLOCKS], "accuracy")[0] is (few if first is few else BLOCKS)
     assert ranked([few, AGAIN], "accuracy")[0] is (few if first is few else AGAIN)
     assert ranked([few, SIDE]) == (SIDE, few)
+    assert ranked([few, AGAIN])[0] is (few if first is few else AGAIN), "no time is worth it"
+    assert ranked([few, fits("c", 100, 10)], "memory")[0] is few
 
 
 def test_fine_tuning_on_few_images_comes_first_where_accuracy_is_the_aim():

@@ -107,6 +107,14 @@ def test_a_single_point_does_not_predict_larger_batches():
     assert (1, False) in worth_measuring({HELD: lonely}, available(50 * MB) + MARGIN_BYTES)
 
 
+def test_micro_batches_too_small_for_batch_norms_are_no_reason_to_measure_nothing_else():
+    """35 MB hold 4 images of the plain step that holds gradients."""
+    lines, free = {HELD: line(30 * MB, MB)}, available(35 * MB) + MARGIN_BYTES
+    assert worth_measuring(lines, free) == []
+    assert worth_measuring(lines, free, replace(FILTER, norms=True)) == [(1, True), (2, False), (2, True)]
+    assert worth_measuring(lines, available(50 * MB) + MARGIN_BYTES, replace(FILTER, norms=True)) == [], "16 images"
+
+
 def test_what_fits_by_a_hair_is_measured_on():
     lines = {"checkpoint:(0) 1-3": line(10 * MB, 0.5 * MB)}
     assert (2, False) not in worth_measuring(lines, available(42.1 * MB) + MARGIN_BYTES)
@@ -152,6 +160,19 @@ def test_the_effective_batch_counts_more_than_speed():
     assert strategy == Checkpoint(64, 1, "(0-1) 2-3")
     strategy, _ = propose(quick, Budget(available(20.1 * MB)))
     assert strategy == Checkpoint(40, 1, "(0-1) 2-3"), "the largest batch that fits, where none accumulates to 64"
+
+
+@pytest.mark.parametrize(
+    ("norms", "batch_size", "taken"), [(False, 64, "0-3"), (True, 64, "(0-1) 2-3"), (True, 4, "0-3")]
+)
+def test_batch_norms_of_few_images_are_worth_no_time(norms, batch_size, taken):
+    """36 MB hold 4 or 5 images of the plain step, which is the faster one, and all by recomputation."""
+    lines = {PLAIN: line(10 * MB, 6 * MB), HELD: line(15 * MB, 4 * MB), LEAST: line(10 * MB, 0.25 * MB, seconds=0.1)}
+    found = profile(lines, units="abcd")
+    found = replace(found, units=tuple(replace(unit, tracks=norms) for unit in found.units))
+    work = workload(batch_size=batch_size)
+    (strategy,) = Checkpoint().propose(work, found, HARDWARE, Budget(available(36 * MB)))
+    assert strategy.recomputation == taken
 
 
 def test_nothing_fits_and_the_least_floor_is_named():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from snugfit._chain import Chain
 from snugfit._core.budget import Budget
 from snugfit._core.parts import largest_parts
+from snugfit._core.plan import FEWEST_NORM_IMAGES
 from snugfit._core.profile import ProbeLine, Profile, UnitStats
 from snugfit._core.workload import Workload
 from snugfit.strategies.full_network import PLAIN_PROBE, batch_settings, network_cost
@@ -139,20 +140,33 @@ def subsample(schedules: Sequence[Schedule], costs: Sequence[UnitCost], between:
 
 
 def fastest_schedule(
-    probes: Iterable[str], workload: Workload, profile: Profile, budget: Budget, *, accumulate: bool
+    probes: Iterable[str],
+    workload: Workload,
+    profile: Profile,
+    budget: Budget,
+    *,
+    accumulate: bool,
+    norms: bool = False,
 ) -> tuple[str, MicroBatching] | None:
     """Probe and micro-batches of the fastest schedule at the largest effective batch of any; None if none fits.
 
-    ``probes`` are names without the suffix for held gradients.
+    In a network with batch ``norms``, schedules whose micro-batches are too few images for them come last. ``probes``
+    are names without the suffix for held gradients.
     """
-    found: dict[tuple[int, float], tuple[str, MicroBatching]] = {}
+    found: dict[tuple[int, bool, float], tuple[str, MicroBatching]] = {}
     for probe in probes:
         again = probe != PLAIN_PROBE
         micro = batch_settings(workload, profile, budget, probe, accumulate=accumulate, recomputes=again)
         if micro is not None:
             seconds = network_cost(profile, probe, workload, micro).seconds_per_epoch
-            found.setdefault((-micro.images(workload), seconds), (probe, micro))
+            few = norms and _normalises_few(micro, workload)
+            found.setdefault((-micro.images(workload), few, seconds), (probe, micro))
     return found[min(found)] if found else None
+
+
+def _normalises_few(micro: MicroBatching, workload: Workload) -> bool:
+    """Whether batch norms would normalise so few images together that accuracy is expected to suffer."""
+    return micro.micro_batch < min(FEWEST_NORM_IMAGES, workload.effective_batch)
 
 
 @dataclass(frozen=True)
@@ -160,7 +174,8 @@ class MeasurementFilter:
     """Decides which schedules are worth measuring.
 
     The last candidate has the least memory. ``left_bytes`` bounds the memory that one measurement leaves behind.
-    Nothing is measured that takes longer than it saves in ``images`` of training, over all epochs.
+    Nothing is measured that takes longer than it saves in ``images`` of training, over all epochs. ``norms`` is
+    whether the network has batch norms.
     """
 
     candidates: Sequence[Candidate]
@@ -168,15 +183,17 @@ class MeasurementFilter:
     accumulate: bool
     left_bytes: int = 0
     images: float = math.inf
+    norms: bool = False
 
     def is_worth_measuring(
         self, candidate: Candidate, hold: bool, tried: Mapping[str, ProbeLine | None], available: float
     ) -> bool:
         """Whether a candidate may fit and be faster than the measured ones; see :class:`snugfit.profiling.Probe`.
 
-        While nothing fits the effective batch, the last candidate is always measured. Another one is measured only if
-        the kernels that it leaves behind do not take the headroom that the last one needs. Once something fits, only
-        the candidate with the least expected time is measured, if that saves more in training than measuring takes.
+        While nothing fits the effective batch, or only with too few images for batch norms, the last candidate is
+        always measured. Another one is measured only if the kernels that it leaves behind do not take the headroom that
+        the last one needs. Then only the candidate with the least expected time is measured, if that saves more in
+        training than measuring takes.
         """
         if _line(candidate, hold) in tried:
             return False
@@ -184,10 +201,12 @@ class MeasurementFilter:
         lines = {name: line for name, line in tried.items() if line is not None}
         budget = Budget(None if available == float("inf") else max(int(available) - MARGIN_BYTES, 1))
         probes = [each.probe for each in self.candidates]
-        found = fastest_schedule(probes, self.workload, Profile((), lines), budget, accumulate=self.accumulate)
+        found = fastest_schedule(
+            probes, self.workload, Profile((), lines), budget, accumulate=self.accumulate, norms=self.norms
+        )
         least = candidate.bytes_at(1 if hold else self._batch, self._batch, hold=hold)
         may_fit = least * PROCESS_TO_TENSOR <= headroom
-        if found is None or found[1].images(self.workload) != self._batch:
+        if found is None or found[1].images(self.workload) != self._batch or self._normalises_few(found[1]):
             last = self.candidates[-1]
             needed = last.bytes_at(1, self._batch, hold=False) * TENSOR_TO_PROCESS + 2 * self.left_bytes
             return candidate is last or (may_fit and needed <= headroom)  # its own kernels included
@@ -202,6 +221,9 @@ class MeasurementFilter:
         saved = (sample_seconds - mine) * self.images
         pays = saved > MEASURED_STEPS * sum(point.seconds for point in line.points)
         return mine <= min(untried) and mine < MAX_TIME_RATIO * sample_seconds and pays
+
+    def _normalises_few(self, micro: MicroBatching) -> bool:
+        return self.norms and _normalises_few(micro, self.workload)
 
     @property
     def _batch(self) -> int:

@@ -71,14 +71,16 @@ class Checkpoint(MicroBatching):
         """
         chain = in_weight_dtype(chain, workload)
         speed = disk_speed(Path(self.paging_folder)) if workload.activations == "paged" else None
-        candidates = find_candidates(chain, unit_stats(chain), workload, speed)
+        stats = unit_stats(chain)
+        candidates = find_candidates(chain, stats, workload, speed)
         probes: dict[tuple[int, bool], Probe] = {}
         for index, candidate in enumerate(candidates):
             make = _trainer_factory(candidate.schedule, partial(PageFile, Path(self.paging_folder)))
             for hold in hold_modes(self.accumulate):
                 probes[index, hold] = network_probe(candidate.probe, chain, workload, hardware.device, make, hold=hold)
         left = FIRST_GROWTH + 2 * probes[0, False].growth_bytes  # at two batch sizes
-        judge = MeasurementFilter(candidates, workload, self.accumulate, left, workload.train_count * workload.epochs)
+        images, norms = workload.train_count * workload.epochs, any(unit.tracks for unit in stats)
+        judge = MeasurementFilter(candidates, workload, self.accumulate, left, images, norms)
         return [
             replace(probe, needed=partial(judge.is_worth_measuring, candidates[index], hold))
             for (index, hold), probe in probes.items()
@@ -87,7 +89,8 @@ class Checkpoint(MicroBatching):
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Checkpoint]:
         """The fastest measured schedule, at the largest batch or micro-batch that fits."""
         probes = schedule_probes(profile.floors)
-        found = fastest_schedule(probes, workload, profile, budget, accumulate=self.accumulate)
+        norms = any(unit.tracks for unit in profile.units)
+        found = fastest_schedule(probes, workload, profile, budget, accumulate=self.accumulate, norms=norms)
         if found is not None:
             probe, micro = found
             schedule, paged = schedule_of_probe(probe, len(profile.units))
