@@ -129,7 +129,8 @@ class NetworkTrainer:
 
     def train_mode(self) -> None:
         """Put the network into training mode."""
-        self.module.train()
+        if not self.module.training:  # going through all its layers takes a millisecond
+            self.module.train()
 
     def evaluating(self) -> Forward:
         """The forward pass of the network in evaluation mode, images (B, C, H, W) to logits; in ``no_grad`` only."""

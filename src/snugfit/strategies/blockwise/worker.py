@@ -90,8 +90,9 @@ class LocalUnit:
 
         Returns the features (B, ...) from before the update, detached, and the result.
         """
-        self.unit.train()
-        self.loss.train()
+        for module in (self.unit, self.loss):
+            if not module.training:  # going through all its layers takes long
+                module.train()
         self.optimizers.train()
         with precision_context(inputs, self.precision):
             features, outputs = self._training_pass(inputs)
