@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import errno
@@ -9,8 +10,9 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -81,6 +83,25 @@ def ignore_signals() -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
+
+
+def exit_quickly(main: Callable[[], int]) -> NoReturn:
+    """Run ``main`` and exit with its code, without freeing what torch has imported, which takes 0.4 s.
+
+    Threads end and exit handlers run as usual: the one that ends the process is the first to be registered.
+    """
+    codes = list[int]()
+
+    def end() -> None:
+        for code in codes:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):  # nobody reads it any more
+                    stream.flush()
+            os._exit(code)
+
+    atexit.register(end)
+    codes.append(main())
+    sys.exit(codes[0])
 
 
 def redeliver_swallowed_interrupts() -> None:

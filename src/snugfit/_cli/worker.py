@@ -15,6 +15,7 @@ from typing import Any
 from snugfit._cli.output import FailedError, explain, note
 from snugfit._cli.startup import (
     die_with_parent,
+    exit_quickly,
     ignore_signals,
     keep_niceness,
     prepare_streams,
@@ -236,4 +237,4 @@ COMMANDS: dict[str, Callable[[Any, dict[str, Any], Subscribers, Send], Any]] = {
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_quickly(main)
