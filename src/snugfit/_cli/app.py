@@ -22,7 +22,6 @@ from cyclopts.argument import Argument
 from snugfit._cli.output import show_error
 from snugfit._cli.startup import ReaderGoneError, die_with_agent, ignore_signals, raise_at_signals
 from snugfit._core.options import checked, common_options, read
-from snugfit._core.yaml_text import read_yaml
 from snugfit._report.wrapping import broken, command_lines
 from snugfit._version import __version__
 from snugfit.errors import SnugfitError, UnknownNameError, UsageError
@@ -99,6 +98,8 @@ def read_config(path: str) -> dict[str, Any]:
     Raises:
         UsageError: the file cannot be read, is not a flat mapping, or names an option twice.
     """
+    from snugfit._core.yaml_text import read_yaml  # commands without --config have no use for YAML
+
     content = read_yaml(path, UsageError, "--config takes lines like 'epochs: 10'.", numbers=False)
     if content is None:
         return {}

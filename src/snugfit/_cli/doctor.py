@@ -10,9 +10,9 @@ from snugfit._cli.launcher import run_all
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._cli.output import FailedError, note, print_json, print_tables
 from snugfit._core.hardware import Cluster, Link, Rank
-from snugfit._core.record import SCHEMA
 from snugfit._quantities import format_bytes
 from snugfit._storage.outputs import require_file, whole_file
+from snugfit._version import SCHEMA
 from snugfit.errors import InterruptedRunError, SnugfitError, WorkerLostError
 
 MODULE = "snugfit._cli.examine"

@@ -20,8 +20,9 @@ from snugfit._core.option_groups import (
     TrainingOptions,
 )
 from snugfit._core.options import Common, Count, Text
-from snugfit._core.record import SCHEMA, TRIAL_STEPS
+from snugfit._core.record import TRIAL_STEPS
 from snugfit._core.request import Request, StrategyOptions
+from snugfit._version import SCHEMA
 from snugfit.errors import UsageError
 
 

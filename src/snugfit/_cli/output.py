@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from shlex import quote
 from typing import Any
 
-from snugfit._core.record import SCHEMA
 from snugfit._report.wrapping import wrapped
+from snugfit._version import SCHEMA
 from snugfit.errors import (
     BudgetExceededError,
     InterruptedRunError,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snugfit._core.serial import from_data, to_data
+from snugfit._version import SCHEMA
 
-SCHEMA = 1
 PRECISIONS = {"map": "mAP", "map50": "mAP50"}
 """Measures of a model that does more than name one class, by their keys beside accuracies."""
 

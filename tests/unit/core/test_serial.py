@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from snugfit._core.plan import Cost, Phase, Plan
 from snugfit._core.profile import ProbeLine, ProbePoint, Profile
-from snugfit._core.record import SCHEMA, Record
+from snugfit._core.record import Record
 from snugfit._core.request import Request
 from snugfit._core.serial import from_data, to_data
+from snugfit._version import SCHEMA
 
 
 @pytest.mark.parametrize(

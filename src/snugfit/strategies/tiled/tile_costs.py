@@ -11,7 +11,7 @@ from torch import fx
 from snugfit import _models as models
 from snugfit._chain import Chain
 from snugfit._core.hardware import Cluster, read_cluster
-from snugfit._core.record import SCHEMA
+from snugfit._version import SCHEMA
 from snugfit.errors import UsageError
 from snugfit.strategies.tiled.candidates import find_plans, typical_cluster
 from snugfit.strategies.tiled.config import TileOptions, TileRequest
