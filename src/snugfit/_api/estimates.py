@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from snugfit._core.estimate import EstimateOptions, MemoryEstimate
+from snugfit._core.inputs import inputs_text
 from snugfit._core.known import check_model
 from snugfit._core.options import from_keywords
+from snugfit._data.prepared import inputs_of
 from snugfit._engine.estimating import estimate_step
 from snugfit.errors import UsageError, shown
 
@@ -34,7 +36,9 @@ class Estimate(MemoryEstimate):
 
 
 def estimate(
-    model: str | nn.Module | Callable[[], nn.Module], input: Tensor | Sequence[int] | str, **options: Any
+    model: str | nn.Module | Callable[[], nn.Module],
+    input: Tensor | Sequence[Any] | Mapping[str, Any] | str,
+    **options: Any,
 ) -> Estimate:
     """Say how much memory training needs, and why, without data and without allocating any of it.
 
@@ -52,11 +56,21 @@ def estimate(
     >>> [each.name for each in found.steps[0].lower]
     ['gradients released', 'micro-batches', 'optimizer state in 8 bits', 'recomputation']
 
+    A network of several inputs takes a shape for each, by position or by the keyword of its forward pass. A shape is
+    without the batch; its type, if it is not float32, is the last part of a text, and alone that of a number:
+
+    >>> class Both(nn.Bilinear):
+    ...     def forward(self, words, age):
+    ...         return super().forward(words.float(), age.unsqueeze(1))
+    >>> found = snugfit.estimate(Both(16, 1, 10), {"words": "16xint64", "age": ()}, batch_size=32)
+    >>> found.steps[0].whole["batch"] == 32 * (16 * 8 + 4 + 8)  # with labels
+    True
+
     Args:
-        model: a name, a module on any device, or a function that makes one. It maps images (B, C, H, W) to logits
-            (B, classes) or (B, classes, ...).
+        model: a name, a module on any device, or a function that makes one. It maps images (B, C, H, W), or several
+            inputs (B, ...), to logits (B, classes) or (B, classes, ...).
         input: channels, height and width of an image; or an example batch (B, C, H, W), whose B is the default batch
-            size.
+            size. For several inputs a tuple, list or dictionary of shapes, or of such batches (B, ...).
         **options: those of ``snugfit estimate``, with underscores: ``batch_size=(32, 64)``, ``memory="2GB"``,
             ``optimizer``, ``optimizer_state``, ``precision``, ``weight_dtype``, ``measure=True``; and ``classes`` for a
             model by name.
@@ -66,9 +80,16 @@ def estimate(
 
     Raises:
         UsageError: an option does not exist or is out of range, or the input is none of these.
+        DataError: an input of several is empty or of another type than floats, booleans, signed integers and uint8.
         ModelError: the model does not run on such an input, or its forward pass reads values.
         BudgetExceededError: ``measure`` is set, and memory is refused.
     """
+    values = list(input.values() if isinstance(input, Mapping) else input if isinstance(input, (tuple, list)) else ())
+    if any(isinstance(value, Tensor) for value in values):
+        options = {"batch_size": _batch_size(values), **options}
+        first = [value[0] for value in values]
+        named = dict(zip(input, first, strict=True)) if isinstance(input, Mapping) else first
+        input = inputs_text(inputs_of(named, 0))
     if isinstance(input, Tensor):
         if input.dim() != 4 or not input.is_floating_point():
             raise UsageError(
@@ -77,7 +98,7 @@ def estimate(
             )
         options = {"batch_size": max(len(input), 1), **options}
         input = input.shape[1:]
-    if not isinstance(input, Sequence):
+    if not isinstance(input, (Sequence, Mapping)):
         raise UsageError(f"the input is a shape like (3, 224, 224), or an example batch, not {shown(input)}.")
     if isinstance(options.get("batch_size"), (list, tuple)):
         options["batch_size"] = ",".join(map(str, options["batch_size"]))
@@ -87,3 +108,15 @@ def estimate(
     elif chosen.classes is not None:
         raise UsageError("classes= is for a model that is given by name; a module has its own.")
     return Estimate(**vars(estimate_step(model, chosen)))
+
+
+def _batch_size(values: Sequence[Any]) -> int:
+    """Items of an example of several inputs (B, ...); raises UsageError if it is none."""
+    for value in values:
+        if not isinstance(value, Tensor):
+            raise UsageError(f"several inputs of an example must be tensors alone, not {type(value).__name__}.")
+    sizes = {len(value) if value.dim() else 0 for value in values}
+    if len(sizes) > 1 or sizes == {0}:
+        shapes = " and ".join(str(tuple(value.shape)) for value in values)
+        raise UsageError(f"several inputs of an example must be batches of one size, and have shapes {shapes}.")
+    return sizes.pop()

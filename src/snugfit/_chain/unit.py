@@ -15,7 +15,7 @@ from torch import fx, nn
 from snugfit._chain.propagation import run_on_meta
 from snugfit._chain.subgraph import split_tail
 from snugfit._chain.tracing import is_torch_class
-from snugfit._core.inputs import Input
+from snugfit._core.inputs import Input, described
 from snugfit.errors import ModelError, first_line, is_out_of_memory
 
 
@@ -118,9 +118,8 @@ def run_failure(what: str, input_shape: tuple[int, ...], error: Exception, input
     """The error for a module that fails on an input, or on several."""
     reason = re.sub(r" ?\(Proxy\(\w+\)\)", "", first_line(error).rstrip("."))  # of an assertion that was traced
     if inputs:
-        given = f"{', '.join(map(str, inputs[:-1]))} and {inputs[-1]}"
         return ModelError(
-            f"{what} does not run on inputs {given}: {reason}. Check its forward pass and the items of the data set."
+            f"{what} does not run on inputs {described(inputs)}: {reason}. Check its forward pass and the inputs."
         )
     shape = "x".join(map(str, input_shape))
     return ModelError(f"{what} does not run on an input of shape {shape}: {reason}. Check image size and channels.")

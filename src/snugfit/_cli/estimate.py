@@ -31,7 +31,8 @@ def estimate(
 
     ```
     snugfit estimate --model resnet18 --input-shape 3x224x224 --classes 100
-    snugfit estimate --model vit_b_16 --input-shape 3x224x224 --batch-size 16,32 --optimizer adamw --memory 4GB
+    snugfit estimate --model vit_b_16 --input-shape 3x224x224 --memory 4GB
+    snugfit estimate --model package.module:Net --input-shape 3x224x224,77xint64
     ```
 
     Args:

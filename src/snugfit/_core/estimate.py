@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from snugfit._core.amounts import parse_batches
-from snugfit._core.options import Checked, Common, Count, InputShape, Size, Text, Workers
+from snugfit._core.amounts import parse_batches, parse_shape
+from snugfit._core.inputs import Input, packed_shape, parse_inputs
+from snugfit._core.options import Checked, Common, Count, InputShapes, Size, Text, Workers
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import (
     OptimizerName,
@@ -28,7 +29,7 @@ KINDS = {
     "buffers": "buffers",
     "gradients": "gradients of parameters",
     "optimizer_state": "optimizer state",
-    "batch": "images and labels",
+    "batch": "inputs and labels",
     "activations": "activations kept for the backward pass",
     "temporaries": "temporaries",
 }
@@ -43,7 +44,9 @@ class EstimateOptions(Checked):
     """What is estimated.
 
     Attributes:
-        input_shape: shape of one image: channels, height and width, like 3x224x224.
+        input_shape: shape of one image: channels, height and width, like 3x224x224. For a network of several inputs the
+            shape of each, without the batch, like image=3x224x224,ids=16xint64,age=float32. The last part is a type,
+            float32 by default; a type alone is that of a number. Names are keywords of the forward pass, or left out.
         classes: outputs of a model that is given by name; 10 by default.
         batch_size: images of a step, one number or several with commas.
         memory: memory budget, like 2GB: add the largest power of two of images, up to 1024, that fits, and say
@@ -56,7 +59,7 @@ class EstimateOptions(Checked):
         threads: compute threads of --measure; all cores by default, or OMP_NUM_THREADS.
     """
 
-    input_shape: Annotated[InputShape, Common("SHAPE", "one image, like 3x224x224; required")]
+    input_shape: Annotated[InputShapes, Common("SHAPE", "like 3x224x224, or inputs 3x9x9,16xint64; required")]
     classes: Annotated[Count | None, Common("N", "outputs of a model that is given by name; 10 by default")] = None
     batch_size: Annotated[BatchSizes, Common("N", "images of a step, like 32 or 32,64; 128 by default")] = "128"
     memory: Annotated[Size | None, Common("SIZE", "also say what fits this budget, like 2GB")] = None
@@ -71,6 +74,16 @@ class EstimateOptions(Checked):
         super().__post_init__()
         _ = self.settings
         check_weight_dtype(self.weight_dtype, self.optimizer)
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """What the network takes, if it is several inputs."""
+        return parse_inputs(self.input_shape)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image, or (1, 1, N) of the values of several inputs."""
+        return packed_shape(self.inputs) if self.inputs else parse_shape(self.input_shape)
 
     @property
     def settings(self) -> OptimizerSettings:
@@ -130,12 +143,14 @@ class MemoryEstimate:
     Attributes:
         steps: one per batch size, in the order given; then the largest power of two that fits, if a budget was given.
         notes: why, in short lines.
+        input_shape: channels, height and width of one image; of several inputs 1x1xN, for their N values.
         metric: what all predicted bytes are.
         process_extra_bytes: upper bound on what a process takes beyond that.
         divided: whether the network can be divided into units, which recomputation and most strategies need.
         memory_bytes: the budget; None if not given.
         largest_batch: the largest power of two, up to 1024, that is expected to fit; 0 if none does, None without a
             budget.
+        inputs: what the network takes, if it is several inputs.
     """
 
     model: str
@@ -149,6 +164,7 @@ class MemoryEstimate:
     divided: bool = True
     memory_bytes: int | None = None
     largest_batch: int | None = None
+    inputs: tuple[Input, ...] = ()
 
     @property
     def peak_bytes(self) -> int:

@@ -20,6 +20,7 @@ from dataclasses import Field, dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from snugfit._core.amounts import MOST_PIXELS, parse_bytes, parse_seconds, parse_shape, parse_sides
+from snugfit._core.inputs import parse_inputs
 from snugfit.errors import UnknownNameError, UsageError, shown
 
 T = TypeVar("T")
@@ -153,6 +154,30 @@ def _shape(values: Any) -> str:
 
 InputShape = Annotated[str, Text("channels, height and width, like 3x224x224", parse_shape, _shape)]
 """Shape of one image: text, or from Python a sequence."""
+
+
+def _input_shapes(values: Any) -> str:
+    """Shapes from Python, in a sequence or by name, as texts with commas; or that of one image."""
+
+    def written(value: Any) -> str:
+        if isinstance(value, str):
+            return value
+        return "x".join(str(_integer(size, None)) for size in value) or "float32"
+
+    if isinstance(values, Mapping):
+        values = [f"{name}={written(value)}" for name, value in values.items()]
+    elif all(isinstance(value, numbers.Integral) for value in values):
+        return _shape(values)
+    return _joined(values, ",", written, parse_inputs)
+
+
+_INPUT_SHAPES = Text(
+    "channels, height and width, like 3x224x224, or several inputs, like 3x224x224,16xint64",
+    parse_inputs,
+    _input_shapes,
+)
+InputShapes = Annotated[str, _INPUT_SHAPES]
+"""Shape of one image, or shapes, types and names of several inputs: text, or from Python a sequence or a mapping."""
 
 
 def _sides(value: Any) -> str:

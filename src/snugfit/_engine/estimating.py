@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from snugfit._core.amounts import parse_batches, parse_bytes, parse_shape
+from snugfit._core.amounts import parse_batches, parse_bytes
 from snugfit._core.estimate import KINDS, PROCESS_EXTRA_BYTES, EstimateOptions, MemoryEstimate, Reduction, StepEstimate
 from snugfit._core.parts import part_sizes
 from snugfit._engine.loading import ModuleOrFactory, build_on_meta, copy_empty
@@ -44,7 +44,7 @@ def estimate_step(model: str | ModuleOrFactory, options: EstimateOptions) -> Mem
         steps = tuple(replace(each, measured_bytes=network.measured(each.batch_size)) for each in steps)
     return MemoryEstimate(
         model=network.name,
-        input_shape=network.shape,
+        input_shape=options.shape,
         parameters=sum(parameter.numel() for parameter in network.module.parameters()),
         optimizer=options.optimizer,
         steps=steps,
@@ -52,13 +52,14 @@ def estimate_step(model: str | ModuleOrFactory, options: EstimateOptions) -> Mem
         divided=network.chain is not None,
         memory_bytes=memory,
         largest_batch=largest,
+        inputs=options.inputs,
     )
 
 
 def _on_meta(model: str | ModuleOrFactory, options: EstimateOptions) -> tuple[nn.Module, str]:
     """An own copy of the network without weights, and its name."""
     if isinstance(model, str):
-        return build_on_meta(model, options.classes or 10, parse_shape(options.input_shape)), model
+        return build_on_meta(model, options.classes or 10, options.shape), model
     if not isinstance(model, nn.Module):
         try:
             with torch.device("meta"):

@@ -10,7 +10,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +19,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._chain import Chain
 from snugfit._chain.unit import run_failure
-from snugfit._core.amounts import parse_shape
 from snugfit._core.estimate import PROCESS_EXTRA_BYTES, EstimateOptions
 from snugfit._core.parts import part_sizes
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._engine.loading import copy_empty
 from snugfit._engine.process import baseline, choose_device
+from snugfit._engine.step_inputs import StepInputs
 from snugfit._training.network import NetworkTrainer
 from snugfit._upstream import to_channels_last
 from snugfit.errors import BudgetExceededError, ModelError, SnugfitError
@@ -50,7 +51,6 @@ class StepCounter:
     options: EstimateOptions
 
     def __post_init__(self) -> None:
-        self.shape = parse_shape(self.options.input_shape)
         self.module.train()
         self.not_divided = ""
         if self.options.weight_dtype == "bfloat16":
@@ -60,10 +60,17 @@ class StepCounter:
             raise ModelError(f"{self.name} has no parameter that requires a gradient: nothing to train.")
 
     @cached_property
+    def inputs(self) -> StepInputs:
+        """What it takes; floats are of its first parameter's type."""
+        dtype = next(each.dtype for each in self.module.parameters() if each.is_floating_point())
+        return StepInputs(self.options.shape, self.options.inputs, dtype)
+
+    @cached_property
     def chain(self) -> Chain | None:
         """The network in units; None if it cannot be divided, and ``not_divided`` says why."""
         try:
-            return Chain.from_module(copy.deepcopy(self.module), self.shape, self.name)
+            module = copy.deepcopy(self.module)
+            return Chain.from_module(module, self.options.shape, self.name, self.options.inputs)
         except SnugfitError as error:
             self.not_divided = str(error)
             return None
@@ -84,7 +91,7 @@ class StepCounter:
         return Workload(
             self.name,
             "",
-            self.shape,
+            options.shape,
             max(options.classes or 10, 1),
             batch,
             0,
@@ -94,19 +101,15 @@ class StepCounter:
             optimizer=settings or options.settings,
             precision=options.precision,
             weight_dtype=options.weight_dtype,
+            inputs=options.inputs,
         )
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the images: the first parameter's."""
-        return next(each.dtype for each in self.module.parameters() if each.is_floating_point())
 
     @cached_property
     def map_shape(self) -> tuple[int, ...]:
         """Shape of the network's outputs (B, K, ...) behind B and K, such as () for logits."""
         module = copy.deepcopy(self.module)
         with torch.no_grad(), torch.device("meta"), LiveBytes():
-            output = module(torch.empty((2, *self.shape), dtype=self.dtype))
+            output = self.inputs.call(module, self.inputs.batch(2, "meta"))
         if not isinstance(output, Tensor) or output.dim() < 2 or not output.is_floating_point():
             found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
             raise ModelError(
@@ -115,28 +118,28 @@ class StepCounter:
             )
         return tuple(output.shape[2:])
 
-    def batches(self, device: str) -> Callable[[int], tuple[Tensor, Tensor]]:
-        """What makes synthetic images (B, C, H, W) in channels_last, and classes (B, ...) for outputs (B, K, ...)."""
-        image, label, dtype = self.shape, self.map_shape, self.dtype  # no tensors, which would count
+    def batches(self, device: str, *, packed: bool = False) -> Callable[[int], tuple[Any, Tensor]]:
+        """What makes synthetic inputs (B, ...), as one tensor if ``packed``, and classes for outputs (B, K, ...)."""
+        inputs, label = self.inputs.packed if packed else self.inputs.batch, self.map_shape
 
-        def make(batch: int) -> tuple[Tensor, Tensor]:
-            images = torch.empty((batch, *image), dtype=dtype, device=device, memory_format=torch.channels_last)
-            labels = torch.zeros((batch, *label), dtype=torch.int64, device=device)
-            return images if device == "meta" else images.normal_(), labels
+        def make(batch: int) -> tuple[Any, Tensor]:
+            return inputs(batch, device), torch.zeros((batch, *label), dtype=torch.int64, device=device)
 
         return make
 
     def trainer(
         self, batch: int, *, hold: bool, settings: OptimizerSettings | None = None, schedule: Schedule | None = None
     ) -> NetworkTrainer:
-        """A trainer of a copy; with ``hold`` gradients are held, with a schedule units run again."""
+        """A trainer of a copy; with ``hold`` gradients are held, with a schedule units run again, on packed inputs."""
         module: nn.Module
+        forward: Callable[[Any], Any]
         if schedule is not None and self.chain is not None:
             chain = copy.deepcopy(self.chain)
             module = chain.to_module()
             forward = recomputing_forward([unit.module for unit in chain.all_units], schedule)
         else:
-            module = forward = copy.deepcopy(self.module)
+            module = copy.deepcopy(self.module)
+            forward = partial(self.inputs.call, module)
         return NetworkTrainer(module, forward, self.workload(batch, settings), 2 if hold else 1)
 
     def by_kind(self, batch: int) -> StepBytes:
@@ -145,11 +148,11 @@ class StepCounter:
         counter = StepBytes(trainer.module)
 
         def step() -> None:
-            images, labels = make(batch)
-            counter.mark(images, "batch")
-            counter.mark(labels, "batch")
-            trainer.step(images, labels, update=False)
-            del images, labels
+            inputs, labels = make(batch)
+            for each in (*inputs, labels):
+                counter.mark(each, "batch")
+            trainer.step(inputs, labels, update=False)
+            del inputs, labels, each
             counter.enter(UPDATE)
             trainer.optimizers.step()
 
@@ -172,7 +175,7 @@ class StepCounter:
     ) -> int:
         """Peak bytes of live tensors in two steps, each of so many micro-batches."""
         trainer = self.trainer(batch, hold=hold, settings=settings, schedule=schedule)
-        sizes, make = part_sizes(batch, parts), self.batches("meta")
+        sizes, make = part_sizes(batch, parts), self.batches("meta", packed=schedule is not None)
 
         def step() -> None:
             for index, size in enumerate(sizes):
@@ -199,7 +202,7 @@ class StepCounter:
         def build() -> Callable[[int], object]:
             module = copy_empty(self.module, self.module, str(device))
             fill_synthetic_weights(module)
-            trainer = NetworkTrainer(module, module, self.workload(batch), 2)
+            trainer = NetworkTrainer(module, partial(self.inputs.call, module), self.workload(batch), 2)
             make = self.batches(str(device))
             return lambda size: trainer.step(*make(size), update=True)
 
@@ -225,9 +228,11 @@ class StepCounter:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            failed = run_failure(self.name, self.shape, error)
+            failed = run_failure(self.name, self.options.shape, error, self.options.inputs)
             if "meta" in str(error):
-                failed = ModelError(
-                    f"{failed}\nAn estimate runs the network without values; its forward pass must not read any."
-                )
-            raise failed from error
+                advice = "An estimate runs the network without values; its forward pass must not read any."
+            elif isinstance(error, TypeError) and "argument" in str(error):
+                advice = "Give what its forward pass takes, like --input-shape 3x224x224,16xint64."
+            else:
+                raise failed from error
+            raise ModelError(f"{failed}\n{advice}") from error

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from snugfit._core.estimate import KINDS, MemoryEstimate, StepEstimate
+from snugfit._core.inputs import described
 from snugfit._core.plan import Candidate, Plan
 from snugfit._core.record import Trial
 from snugfit._core.registry import find_config
@@ -260,6 +261,8 @@ def estimate_text(found: MemoryEstimate) -> str:
 
 def lines(found: MemoryEstimate) -> Iterator[str]:
     """Why, what fits, and what the figures are."""
+    if found.inputs:
+        yield f"Inputs are {described(found.inputs)}."
     yield from found.notes
     extra = format_bytes(found.process_extra_bytes)
     if found.memory_bytes is not None:
@@ -280,7 +283,8 @@ def _kinds(found: MemoryEstimate) -> Table:
     if any(step.measured_bytes for step in found.steps):
         rows.append(("measured", *(text for step in found.steps for text in (size(step.measured_bytes), ""))))
     shape = "x".join(map(str, found.input_shape))
-    title = f"{found.model}, {count(found.parameters)} parameters, input {shape}, {found.optimizer}"
+    given = f"{len(found.inputs)} inputs" if found.inputs else f"input {shape}"
+    title = f"{found.model}, {count(found.parameters)} parameters, {given}, {found.optimizer}"
     return make_table(title, ["memory of a training step", *heads], rows)
 
 

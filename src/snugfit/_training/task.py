@@ -331,8 +331,8 @@ _NAMES = {"bfloat16": "BFloat16", "float16": "Half"}
 
 
 @contextmanager
-def precision_context(inputs: Tensor, precision: Precision) -> Iterator[None]:
-    """Autocast to a 16-bit precision on the device of inputs (B, ...); no effect for float32.
+def precision_context(given: Tensor, precision: Precision) -> Iterator[None]:
+    """Autocast to a 16-bit precision on the device of a tensor (B, ...); no effect for float32.
 
     Raises:
         UsageError: an operator does not support the precision on that device.
@@ -341,7 +341,7 @@ def precision_context(inputs: Tensor, precision: Precision) -> Iterator[None]:
         yield
         return
     try:
-        with autocast(inputs.device.type, getattr(torch, precision)):
+        with autocast(given.device.type, getattr(torch, precision)):
             yield
     except NotImplementedError as error:
         what = first_line(error)
@@ -361,7 +361,7 @@ def loss_of(
 
     The loss reads outputs in float16 as float32: it is scaled by more than the largest number in float16.
     """
-    with precision_context(inputs, precision):
+    with precision_context(targets, precision):
         outputs = forward(inputs)
         outputs = outputs.float() if precision == "float16" else outputs
         return loss(outputs, targets), outputs
