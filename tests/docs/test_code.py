@@ -96,13 +96,10 @@ def test_own_loop_with_budget(tmp_path):
     assert int(re.search(r"images at once: (\d+) of 64", printed)[1]) < 64
 
 
-def test_timm_style_loop_with_budget(tmp_path):
-    printed = run_example("timm_style_loop_with_budget", tmp_path)
-    assert "within the budget: True" in printed
-    assert int(re.search(r"images at once: (\d+) of 64", printed)[1]) < 64
+OF_LIBRARIES = [f"{library}_with_budget" for library in ("lightning", "huggingface", "timm", "ultralytics")]
 
 
-@pytest.mark.parametrize("example", ["lightning_with_budget", "huggingface_with_budget", "ultralytics_with_budget"])
+@pytest.mark.parametrize("example", OF_LIBRARIES)
 def test_loops_of_other_libraries(example, tmp_path):
     library = {"huggingface_with_budget": "transformers"}.get(example, example.removesuffix("_with_budget"))
     pytest.importorskip(library, exc_type=ImportError)
@@ -113,8 +110,7 @@ def test_loops_of_other_libraries(example, tmp_path):
 
 
 def test_scripts_of_other_libraries_change_by_five_lines_at_most():
-    for library in ("lightning", "huggingface", "timm_style_loop", "ultralytics"):
-        example = f"{library}_with_budget"
+    for example in OF_LIBRARIES:
         script = (ROOT / "examples" / f"{example}.py").read_text()
         assert 0 < len(re.findall(r"# (?:new|changed)\b", script)) <= 5
         assert len(re.findall(r"\b(?:snugfit|step)(?:\.integrations\.\w+)?\.?\w*\(", script)) <= 5, "calls"
@@ -175,7 +171,7 @@ def test_ray_train(tmp_path):
 
 def test_every_example_is_run_and_short():
     tested = {name.removeprefix("test_") for name in globals()}
-    tested |= {"lightning_with_budget", "huggingface_with_budget", "ultralytics_with_budget"}
+    tested |= {*OF_LIBRARIES}
     for example in (ROOT / "examples").glob("*.py"):
         assert example.stem in tested
         assert len(example.read_text().splitlines()) <= 80
