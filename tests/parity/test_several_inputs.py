@@ -240,7 +240,7 @@ class Photo(nn.Module):
 
 def test_what_does_not_fit_together_is_refused() -> None:
     with pytest.raises(
-        ModelError, match=r"python does not run on inputs 2x8x12 of float32, 3 of float32 and a number of"
+        ModelError, match=r"Photo does not run on inputs 2x8x12 of float32, 3 of float32 and a number of"
     ):
         plan(model=Photo())
     with pytest.raises(ModelError, match=r"photo 2x8x12 .*unexpected keyword argument 'numbers'"):

@@ -73,7 +73,7 @@ class Assembly:
         """The data from which the model is rebuilt later."""
         splits, workload = self.splits, self.workload
         return Architecture(
-            model=workload.model,
+            model=self.request.model.model,
             class_names=splits.class_names,
             input_shape=splits.image_shape,
             mean=splits.mean,
@@ -194,10 +194,11 @@ def assemble(
         chain = Chain.from_any_module(made, shape, name, splits.inputs)
     else:
         module = module_of(module)
+        name = type(module).__name__
         chain = on_meta(Chain.from_any_module(module, shape, name, splits.inputs))
     chain.loss = own.loss
     facts = rules_of(request.data.task).facts(request, chain, splits)
-    workload = replace(_workload(request, splits, facts), metrics=tuple(sorted(own.metrics)))
+    workload = replace(_workload(request, splits, facts), model=name, metrics=tuple(sorted(own.metrics)))
     if own.optimizer is not None:
         device = choose_device(request.machine.device)
         chain.optimizer = rules = OwnOptimizer(own.optimizer, chain.to_module().named_parameters(), device)

@@ -324,7 +324,7 @@ def test_a_home_that_no_user_has_is_refused():
 HARDWARE = Hardware("cpu", "cpu", 1, 1, "Linux", "2", True)
 
 
-def made_plan(model="python", data="folder:some/where/photos", memory="100MB", candidates=None):
+def made_plan(model="Net", data="folder:some/where/photos", memory="100MB", candidates=None):
     workload = Workload(model, data, (3, 8, 8), 2, 10, 5, 5)
     return Plan(workload, Budget(memory), HARDWARE, candidates or (Candidate("backprop", True),), 0)
 
@@ -332,7 +332,7 @@ def made_plan(model="python", data="folder:some/where/photos", memory="100MB", c
 def test_run_folders_are_named_and_numbered(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = [_new_folder(None, made_plan()).as_posix() for _ in range(2)]
-    assert names == ["runs/python-photos-backprop-1", "runs/python-photos-backprop-2"]
+    assert names == ["runs/Net-photos-backprop-1", "runs/Net-photos-backprop-2"]
     odd = _new_folder(None, made_plan("timm:resnet/x", "digits"))
     assert odd.as_posix() == "runs/timm-resnet-x-digits-backprop-1" and odd.is_dir()
 

@@ -187,6 +187,7 @@ def test_assembling_leaves_the_callers_module_alone():
 def test_a_function_makes_the_module():
     made = assemble(Request.of(model="python"), splits(3), lambda: network(3))
     assert isinstance(made.module, nn.Sequential) and made.workload.classes == 3
+    assert (made.workload.model, made.architecture.model) == ("Sequential", "python"), "named, and never built by it"
     assert made.workload.input_shape == (1, 8, 8) and made.workload.optimizer.lr == 0.01
 
 
