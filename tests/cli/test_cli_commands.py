@@ -249,6 +249,8 @@ def test_a_reader_that_leaves_early_is_no_error(start):
 MISTAKES = [
     "--epochs -1",
     "--epoch 3",
+    "--weights nowhere.pth",
+    "--weights .",
     "--memory 60XB",
     "--lr abc",
     "--optimizer sdg",
@@ -288,7 +290,8 @@ def test_mistakes_are_found_before_torch_is_imported(command, tmp_path):
     code = (
         "import sys\nfrom snugfit._cli import worker_processes\nfrom snugfit._cli.app import run\n"
         "worker_processes.subprocess.Popen = None\n"
-        "for line in sys.argv[2:]:\n    assert run([sys.argv[1], *line.split()]) == 2, line\n"
+        "for line in sys.argv[2:]:\n    code = 4 if line.startswith('--weights') else 2\n"
+        "    assert run([sys.argv[1], *line.split()]) == code, line\n"
         "sys.exit('torch' in sys.modules)"
     )
     asked = [sys.executable, "-c", code, command, *MISTAKES]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
@@ -20,8 +21,10 @@ from snugfit._core.option_groups import (
     TrainingOptions,
 )
 from snugfit._core.options import Common, Count, Text
+from snugfit._core.paths import require_weights
 from snugfit._core.record import TRIAL_STEPS
 from snugfit._core.request import Request, StrategyOptions
+from snugfit._storage.outputs import require_places
 from snugfit._version import SCHEMA
 from snugfit.errors import UsageError
 
@@ -61,6 +64,17 @@ class RequestFlags:
                 if getattr(given, option.name) != option.default:
                     names.append("--" + option.name.replace("_", "-"))
         return names
+
+
+def require_files(request: Request) -> None:
+    """Check before torch is imported that a run's folders can be written, and that there is a file of weights.
+
+    Raises:
+        UsageError, CheckpointError: not so.
+    """
+    require_places(request.machine.out, request.machine.cache_dir)
+    if request.model.weights not in (None, known.IMAGENET):
+        require_weights(Path(request.model.weights))
 
 
 @Parameter(name="*", group=Group("Output", sort_key=7))

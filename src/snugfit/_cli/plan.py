@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from snugfit._cli.child_process import make_job, run_job
-from snugfit._cli.options import NO_FLAGS, PLAN_ALONE, SHOW_ALL, OutputOptions, PlanOptions, RequestFlags
+from snugfit._cli.options import NO_FLAGS, PLAN_ALONE, SHOW_ALL, OutputOptions, PlanOptions, RequestFlags, require_files
 from snugfit._cli.output import FailedError, note, print_json, show_error
 from snugfit._cli.plan_cache import PlanCache
 from snugfit._cli.retries import plan_again
@@ -18,7 +18,6 @@ from snugfit._core.plan import Plan
 from snugfit._core.record import Trial
 from snugfit._core.request import Request
 from snugfit._core.serial import from_data
-from snugfit._storage.outputs import require_places
 
 
 def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, output: OutputOptions = SHOW_ALL) -> int:
@@ -43,7 +42,7 @@ def plan(*, flags: RequestFlags = NO_FLAGS, trials: PlanOptions = PLAN_ALONE, ou
         require_data(flags.data)  # a job trains
     if steps:
         request.budget.check_trials()
-    require_places(request.machine.out, request.machine.cache_dir)
+    require_files(request)
     found = _planned(request, steps, output) if steps else _cached_or_planned(request, output)
     from snugfit._report.cluster_jobs import kubernetes_manifest, sbatch_script
     from snugfit._report.tables import print_comparison, print_plan

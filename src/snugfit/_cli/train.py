@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter
 
 from snugfit._cli.child_process import is_finished, make_job, resume_hint, run_job
 from snugfit._cli.finished_runs import draw_after_training
-from snugfit._cli.options import NO_FLAGS, SHOW_ALL, OutputOptions, RequestFlags
+from snugfit._cli.options import NO_FLAGS, SHOW_ALL, OutputOptions, RequestFlags, require_files
 from snugfit._cli.output import FailedError, note, print_json
 from snugfit._cli.plan import planned
 from snugfit._cli.retries import plan_again
@@ -22,7 +22,7 @@ from snugfit._core.launchers import name_process
 from snugfit._core.options import AUTO, Common
 from snugfit._core.registry import find_config
 from snugfit._core.request import Request
-from snugfit._storage.outputs import require_folder, require_places
+from snugfit._storage.outputs import require_folder
 from snugfit.errors import CheckpointError, InterruptedRunError, UsageError
 
 Resume = Annotated[
@@ -83,7 +83,7 @@ def _new_request(flags: RequestFlags) -> Request:
     request = flags.request()
     _take_part(request)
     if "WORLD_SIZE" not in os.environ:  # the gateway of a launch checks itself
-        require_places(request.machine.out, request.machine.cache_dir)
+        require_files(request)
         if request.machine.out is None:
             require_folder("runs", "Give a folder that can be written with --out.")
     return request

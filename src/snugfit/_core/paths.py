@@ -8,7 +8,7 @@ import tempfile
 from hashlib import sha256
 from pathlib import Path
 
-from snugfit.errors import DataError, UsageError
+from snugfit.errors import CheckpointError, DataError, UsageError
 
 PROFILE_CACHES = ("auto", "renew", "off")
 """What ``--profile-cache`` takes in place of a folder."""
@@ -44,6 +44,14 @@ def data_root(data_dir: str | Path | None) -> Path:
     if not root.is_dir():
         raise DataError(f"the data folder '{root}' does not exist. Give another with --data-dir or SNUGFIT_DATA.")
     return root
+
+
+def require_weights(path: Path) -> None:
+    """Raise CheckpointError unless there is a file of weights at a path; its contents are not looked at."""
+    if not path.exists():
+        raise CheckpointError(f"there is no weights file {path}.")
+    if not path.is_file():
+        raise CheckpointError(f"{path} is no regular file, and is not read; give a file of weights.")
 
 
 def profiles_folder(where: str) -> Path | None:

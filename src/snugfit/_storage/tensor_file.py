@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from snugfit._core.documents import MAX_BYTES, open_regular, parse_json
+from snugfit._core.paths import require_weights
 from snugfit._storage.digests import FileDigest
 from snugfit._storage.files import read_exactly, replacing
 from snugfit._storage.manifest import Manifest
@@ -266,10 +267,7 @@ def read_weights(path: Path, device: str = "cpu") -> Mapping[str, Tensor]:
     Raises:
         CheckpointError: the file is missing, damaged, or holds more than weights.
     """
-    if not path.exists():
-        raise CheckpointError(f"there is no weights file {path}.")
-    if not path.is_file():
-        raise CheckpointError(f"{path} is no regular file, and is not read; give a file of weights.")
+    require_weights(path)
     if path.suffix == ".safetensors":
         return (describe_tensors if device == "meta" else map_tensors)(path, "Give another file of weights.")
     return _state_in(path, _read_pth(path, device))
