@@ -28,7 +28,7 @@ from snugfit.errors import MEMORY_ERRORS, BudgetExceededError, ModelError, Usage
 from snugfit.memory import MemoryLimit, PeakMeter, make_meter, release_memory, trim_heap
 from snugfit.memory.freed_memory import FreedMemory
 from snugfit.profiling import META_PASS_BYTES
-from snugfit.strategies.recomputation.schedule import Schedule
+from snugfit.strategies.recomputation.schedule import Schedule, parse_schedule
 
 _OWN_OPTIMIZER = "snugfit.memory.MemoryLimit bounds a training loop with an optimizer of your own."
 
@@ -62,7 +62,8 @@ class FitRecord:
     Attributes:
         predicted_bytes, budget_bytes, measured_bytes: peaks of memory above the baseline.
         micro_batch: most images in memory at once; a whole batch is divided into ``micro_batches``.
-        recomputation: units whose feature maps are computed again, such as ``(0 1) 2``; empty if none are.
+        recomputation: units or modules whose feature maps are computed again, such as ``(0-1) 2`` or
+            ``modules (encoder.0-3)``; empty if none are.
         enforced: whether the system enforces the budget.
         steps: steps so far.
     """
@@ -123,7 +124,7 @@ class FitStep:
     ) -> None:
         self.plan, self._limit, self._meter = plan, limit, meter
         units = len(network.chain.all_units)
-        schedule = Schedule.parse(plan.recomputation) if plan.recomputation else Schedule.keeping(units)
+        schedule = parse_schedule(plan.recomputation) if plan.recomputation else Schedule.keeping(units)
         self._trainer = network.trainer(schedule, plan.micro_batches > 1)
         self._first_lr = self._lr = network.optimizer.lr
         self._shapes = [each.shape[1:] for each in example]
@@ -237,9 +238,9 @@ def fit(
     """Train a module in a loop of one's own, inside a memory budget.
 
     It measures steps of the module on the example, which change nothing, and chooses how many images are in memory at
-    once and which units are computed again in the backward pass. Each step then has the gradients of the whole batch.
-    The system enforces the budget until the end of the context, in all that the loop does. The budget counts from
-    :func:`snugfit.prepare_process`, or from here if that was not called.
+    once and which units or modules are computed again in the backward pass. Each step then has the gradients of the
+    whole batch. The system enforces the budget until the end of the context, in all that the loop does. The budget
+    counts from :func:`snugfit.prepare_process`, or from here if that was not called.
 
     >>> import torch
     >>> import snugfit

@@ -4,10 +4,13 @@ from snugfit._chain.blocks import ModuleBlock as ModuleBlock
 from snugfit._chain.blocks import find_blocks as find_blocks
 from snugfit._chain.chain import Chain as Chain
 from snugfit._chain.chain import classifier_names as classifier_names
+from snugfit._chain.hooks import bypassed_hooks as bypassed_hooks
 from snugfit._chain.hooks import tracking_norms as tracking_norms
 from snugfit._chain.initialise import initialise_by_reset as initialise_by_reset
 from snugfit._chain.inputs import take_inputs as take_inputs
 from snugfit._chain.inputs import taking_one_tensor as taking_one_tensor
+from snugfit._chain.propagation import needs_values as needs_values
+from snugfit._chain.propagation import without_onednn as without_onednn
 from snugfit._chain.store import UnitStore as UnitStore
 from snugfit._chain.store import distinct_state as distinct_state
 from snugfit._chain.store import load_into as load_into

@@ -55,13 +55,14 @@ def run_for_real(module: nn.Module, input_shape: tuple[int, ...], training: bool
     stand_ins = {f"module.{name}": _real(tensor) for name, tensor in module.named_parameters()}
     stand_ins |= {f"module.{name}": _real(tensor).clone() for name, tensor in module.named_buffers()}
     device = next(iter(stand_ins.values())).device
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), in_mode(module, training), _without_onednn():
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), in_mode(module, training), without_onednn():
         images = torch.randn((BATCH, *input_shape), dtype=_dtype(module), device=device)
         return functional_call(_Call(module, module), stand_ins, (images,))
 
 
 @contextlib.contextmanager
-def _without_onednn() -> Iterator[None]:
+def without_onednn() -> Iterator[None]:
+    """Compute without oneDNN, whose kernels take memory that a limit must allow for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the precision, which the flags set to what it is
         with torch.backends.mkldnn.flags(enabled=False):

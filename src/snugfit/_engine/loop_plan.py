@@ -39,7 +39,8 @@ from snugfit.strategies.checkpoint.candidates import (
 from snugfit.strategies.full_network import LONGEST_STEP_SECONDS, PLAIN_PROBE
 from snugfit.strategies.memory_estimates import require_images, smallest_budget, weight_layers, with_safety
 from snugfit.strategies.micro_batch import MicroBatching, hold_modes, line_name, step_lines
-from snugfit.strategies.recomputation.schedule import Schedule
+from snugfit.strategies.recomputation.module_costs import reasons_against_modules
+from snugfit.strategies.recomputation.schedule import AnySchedule
 
 LOADED_BATCHES = 2
 """Batches that a loader has in memory while it makes the next one of its images, besides the one in use."""
@@ -52,7 +53,7 @@ class LoopPlan:
     Attributes:
         micro_batch: most images in memory at once; a batch is divided into ``micro_batches``.
         batch_size: images of a whole batch.
-        recomputation: units that are computed again, as a ``Schedule`` prints; empty if none are.
+        recomputation: units or modules that are computed again, as their schedule prints; empty if none are.
         predicted_bytes: upper bound of the peak above the baseline.
         kept_bytes: what of it is freed memory that the heap keeps from step to step, for speed.
     """
@@ -213,7 +214,7 @@ class LoopPlanner:
             "although it was predicted to fit. Use a larger memory=."
         )
 
-    def _runs(self, schedule: Schedule, sizes: tuple[int, ...]) -> bool:
+    def _runs(self, schedule: AnySchedule, sizes: tuple[int, ...]) -> bool:
         """Whether a step on the largest and the smallest part of a batch gets the memory that it needs."""
         tried = (sizes[0], sizes[-1])[: len(sizes)]
         images, targets = self.images[: sum(tried)], self.targets[: sum(tried)]
@@ -228,7 +229,7 @@ class LoopPlanner:
             self.trials.clear()
         return True
 
-    def _schedule(self, probe: str) -> Schedule:
+    def _schedule(self, probe: str) -> AnySchedule:
         return schedule_of_probe(probe, len(self.meta.all_units))[0]
 
     def _probes(self) -> Iterator[Probe]:
@@ -247,8 +248,10 @@ class LoopPlanner:
 
     @property
     def _runs_whole(self) -> bool:
-        """Whether no unit can be computed again."""
-        return bool(self.network.chain.undivided or self.meta.reasons_against_units(recomputed=True))
+        """Whether no unit, or no module, can be computed again."""
+        if self.network.chain.undivided:
+            return bool(reasons_against_modules(self.meta))
+        return bool(self.meta.reasons_against_units(recomputed=True))
 
     @property
     def _modes(self) -> tuple[bool, ...]:
@@ -279,7 +282,7 @@ class LoopPlanner:
             longest_seconds=LONGEST_STEP_SECONDS,
         )
 
-    def _floor(self, schedule: Schedule, batch: int, hold: bool) -> int:
+    def _floor(self, schedule: AnySchedule, batch: int, hold: bool) -> int:
         """Tensor bytes that two steps add to the weights, counted on the meta device."""
         chain = copy.deepcopy(self.meta)
         model = chain.to_module()

@@ -14,7 +14,7 @@ from snugfit._core.workload import OptimizerSettings
 from snugfit._training.losses import Loss
 from snugfit._training.optimizers import ParameterOptimizers
 from snugfit.strategies.recomputation.paging import recomputing_forward
-from snugfit.strategies.recomputation.schedule import Schedule
+from snugfit.strategies.recomputation.schedule import AnySchedule
 
 Part = tuple[Tensor, Tensor]
 """Images (B, ...) and targets (B, ...) of a micro-batch."""
@@ -41,7 +41,7 @@ class LoopNetwork:
     loss: Loss
     optimizer: OptimizerSettings
 
-    def trainer(self, schedule: Schedule, holds: bool) -> LoopTrainer:
+    def trainer(self, schedule: AnySchedule, holds: bool) -> LoopTrainer:
         """A trainer of the module itself."""
         return LoopTrainer(self, self.chain, schedule, holds=holds)
 
@@ -52,12 +52,12 @@ class LoopTrainer:
     Args:
         network: with the parameters, the loss and the optimizer.
         chain: the layers to run: those of the network, or copies that share its parameters.
-        schedule: units that are computed again in the backward pass.
+        schedule: units or modules that are computed again in the backward pass.
         holds: whether gradients are held over micro-batches; if not, a step is one backward pass, which applies and
             frees each gradient.
     """
 
-    def __init__(self, network: LoopNetwork, chain: Chain, schedule: Schedule, *, holds: bool) -> None:
+    def __init__(self, network: LoopNetwork, chain: Chain, schedule: AnySchedule, *, holds: bool) -> None:
         self.modules, self.holds = [unit.module for unit in chain.all_units], holds
         self._model, self._loss = network.model, network.loss
         self._forward = recomputing_forward(self.modules, schedule)
@@ -99,7 +99,7 @@ class TrialSteps:
         self.network = network
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
-    def trainer(self, schedule: Schedule, holds: bool) -> LoopTrainer:
+    def trainer(self, schedule: AnySchedule, holds: bool) -> LoopTrainer:
         """A trainer by a schedule; the one made before can no longer be used."""
         self.clear()
         parameters = list(self.network.model.parameters())

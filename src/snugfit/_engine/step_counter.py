@@ -35,7 +35,7 @@ from snugfit.memory.tensors import LiveBytes
 from snugfit.profiling import Probe, measure_probe, smallest_floor
 from snugfit.strategies.memory_estimates import fill_synthetic_weights
 from snugfit.strategies.recomputation.paging import recomputing_forward
-from snugfit.strategies.recomputation.schedule import Schedule
+from snugfit.strategies.recomputation.schedule import AnySchedule
 
 LARGEST_POWER = 10
 """The largest batch that is tried has 2 to this power images. Counting more takes long where gradients are computed in
@@ -128,7 +128,7 @@ class StepCounter:
         return make
 
     def trainer(
-        self, batch: int, *, hold: bool, settings: OptimizerSettings | None = None, schedule: Schedule | None = None
+        self, batch: int, *, hold: bool, settings: OptimizerSettings | None = None, schedule: AnySchedule | None = None
     ) -> NetworkTrainer:
         """A trainer of a copy; with ``hold`` gradients are held, with a schedule units run again, on packed inputs."""
         module: nn.Module
@@ -171,7 +171,7 @@ class StepCounter:
         parts: int = 1,
         hold: bool = True,
         settings: OptimizerSettings | None = None,
-        schedule: Schedule | None = None,
+        schedule: AnySchedule | None = None,
     ) -> int:
         """Peak bytes of live tensors in two steps, each of so many micro-batches."""
         trainer = self.trainer(batch, hold=hold, settings=settings, schedule=schedule)

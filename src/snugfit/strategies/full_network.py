@@ -88,6 +88,14 @@ def in_weight_dtype(chain: Chain, workload: Workload) -> Chain:
     return chain
 
 
+def reasons_against_rounding(workload: Workload, chain: Chain) -> list[str]:
+    """Why the weights of a network that cannot be divided cannot be stored in fewer bits, if that is asked for."""
+    if not chain.undivided or workload.weight_dtype == "float32":
+        return []
+    flag = f"--weight-dtype {workload.weight_dtype}"
+    return [f"{flag} rounds weights that layers alone read, which is unknown: {chain.undivided}"]
+
+
 def network_probe(
     name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, hold: bool
 ) -> Probe:

@@ -26,6 +26,7 @@ from snugfit.strategies.full_network import (
     batch_settings,
     by_own_loss,
     network_shortfall,
+    reasons_against_rounding,
 )
 from snugfit.strategies.micro_batch import BatchNormMode, line_name
 
@@ -74,10 +75,7 @@ class Backprop(FullNetwork):
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why batch norms cannot work as asked, or weights cannot be rounded."""
         reasons = _whole_batch().reasons_against(chain) if self._normalises_whole_batches(chain) else []
-        if chain.undivided and workload.weight_dtype != "float32":
-            flag = f"--weight-dtype {workload.weight_dtype}"
-            reasons.append(f"{flag} rounds weights that layers alone read, which is unknown: {chain.undivided}")
-        return reasons
+        return reasons + reasons_against_rounding(workload, chain)
 
     def prepared(self, workload: Workload, chain: Chain) -> Backprop:
         """With ``whole_batch`` and its storage, if batch norms are to normalise by all images of a step."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from snugfit._chain import Chain
 from snugfit._core.budget import Budget
@@ -16,7 +16,8 @@ from snugfit.strategies.full_network import PLAIN_PROBE, batch_settings, network
 from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, available_headroom
 from snugfit.strategies.micro_batch import MicroBatching, hold_modes, line_name, probe_of_line
 from snugfit.strategies.recomputation.dynamic_program import UnitCost, frontier, paged_bytes, schedule_cost
-from snugfit.strategies.recomputation.schedule import Schedule
+from snugfit.strategies.recomputation.module_costs import network_calls
+from snugfit.strategies.recomputation.schedule import AnySchedule, Schedule, parse_schedule
 from snugfit.strategies.recomputation.unit_costs import unit_costs
 
 PREFIX = "checkpoint:"
@@ -52,7 +53,7 @@ class Candidate:
         paged_bytes: of an image on disk.
     """
 
-    schedule: Schedule
+    schedule: AnySchedule
     seconds: float
     fixed_bytes: int
     gradient_bytes: int
@@ -72,19 +73,19 @@ class Candidate:
         return int(self.fixed_bytes + activations + (self.gradient_bytes if hold else 0))
 
 
-def probe_name(schedule: Schedule, paged: int = 0) -> str:
+def probe_name(schedule: AnySchedule, paged: int = 0) -> str:
     """Name of the probe of a schedule that pages so many bytes of an image; the plain network's if it does neither."""
     if schedule.paged:
         return f"{PREFIX}{schedule}{PAGING}{paged}"
     return f"{PREFIX}{schedule}" if schedule.recomputes else PLAIN_PROBE
 
 
-def schedule_of_probe(name: str, count: int) -> tuple[Schedule, int]:
+def schedule_of_probe(name: str, count: int) -> tuple[AnySchedule, int]:
     """The schedule, of ``count`` units, that a probe was measured with, and the bytes of an image that it pages."""
     if name == PLAIN_PROBE:
         return Schedule.keeping(count), 0
     text, _, paged = name.removeprefix(PREFIX).partition(PAGING)
-    return Schedule.parse(text), int(paged or 0)
+    return parse_schedule(text), int(paged or 0)
 
 
 def schedule_probes(names: Iterable[str]) -> list[str]:
@@ -103,24 +104,38 @@ def find_candidates(
     where the gradients of weights count more; those for a quarter of the batch and for the smallest trainable batch are
     candidates, too. The last candidate has the least memory at the smallest batch; among those that need hardly more,
     it is the one that needs least at the effective batch. With the speed of a disk, in bytes per second, they may page.
+    Those of a network that cannot be divided run modules again.
     """
-    batch, paging = workload.effective_batch, disk_speed is not None
-    full, some, few = (_costs(chain, stats, each, disk_speed) for each in (batch, max(batch // 4, 1), 1))
     weights = 4 * sum(unit.parameters for unit in stats)
     fixed = sum(unit.weight_bytes for unit in stats) + int(weights * workload.optimizer.state_per_parameter)
     if workload.holds_gradients:
         fixed, weights = fixed + weights, 0
-    plain, _ = schedule_cost(Schedule.keeping(len(full)), full)
-    candidates: list[Candidate] = []
-    fast = subsample(frontier(full, paging=paging), full, INTERMEDIATE)
-    for schedule in {*fast, *(frontier(costs, paging=paging)[0] for costs in (some, few))}:
-        (seconds, batch_bytes), (_, sample_bytes) = schedule_cost(schedule, full), schedule_cost(schedule, few)
-        moved = -(-paged_bytes(schedule, full) // batch)
-        candidates.append(Candidate(schedule, seconds / plain, fixed, weights, sample_bytes, batch_bytes, moved))
+    batch = workload.effective_batch
+    found = _of_modules(chain, batch) if chain.undivided else _of_units(chain, stats, batch, disk_speed)
+    candidates = [replace(each, fixed_bytes=fixed, gradient_bytes=weights) for each in found]
     most = HARDLY_MORE * min(each.fixed_bytes + each.sample_bytes for each in candidates)
     small = [each for each in candidates if each.fixed_bytes + each.sample_bytes <= most]
     least = min(small, key=lambda each: (each.batch_bytes, each.seconds))
     return sorted(candidates, key=lambda each: (each is least, each.seconds))
+
+
+def _of_units(chain: Chain, stats: Sequence[UnitStats], batch: int, disk_speed: float | None) -> Iterator[Candidate]:
+    """Candidates without the bytes of weights and gradients."""
+    paging = disk_speed is not None
+    full, some, few = (_costs(chain, stats, each, disk_speed) for each in (batch, max(batch // 4, 1), 1))
+    plain, _ = schedule_cost(Schedule.keeping(len(full)), full)
+    fast = subsample(frontier(full, paging=paging), full, INTERMEDIATE)
+    for schedule in {*fast, *(frontier(costs, paging=paging)[0] for costs in (some, few))}:
+        (seconds, batch_bytes), (_, sample_bytes) = schedule_cost(schedule, full), schedule_cost(schedule, few)
+        moved = -(-paged_bytes(schedule, full) // batch)
+        yield Candidate(schedule, seconds / plain, 0, 0, sample_bytes, batch_bytes, moved)
+
+
+def _of_modules(chain: Chain, batch: int) -> list[Candidate]:
+    """The same for a network that cannot be divided."""
+    costs = network_calls(chain).schedules()
+    found = [Candidate(each, seconds, 0, 0, int(size), int(batch * size)) for each, seconds, size in costs]
+    return [found[at] for at in spread([each.batch_bytes for each in found], INTERMEDIATE)]
 
 
 def _costs(chain: Chain, stats: Sequence[UnitStats], batch: int, disk_speed: float | None) -> list[UnitCost]:
@@ -132,11 +147,15 @@ def _costs(chain: Chain, stats: Sequence[UnitStats], batch: int, disk_speed: flo
 
 def subsample(schedules: Sequence[Schedule], costs: Sequence[UnitCost], between: int) -> list[Schedule]:
     """The first and the last schedule of a frontier and at most ``between`` others, the fastest first."""
-    sizes = [schedule_cost(schedule, costs)[1] for schedule in schedules]
+    return [schedules[at] for at in spread([schedule_cost(schedule, costs)[1] for schedule in schedules], between)]
+
+
+def spread(sizes: Sequence[int], between: int) -> list[int]:
+    """Numbers of the last and the first of ascending sizes and at most ``between`` others, the largest first."""
     steps = between + 1
     limits = [sizes[-1] * (sizes[0] / sizes[-1]) ** (step / steps) for step in range(1, steps)]
     middle = [max(at for at, size in enumerate(sizes) if size <= max(limit, sizes[0])) for limit in limits]
-    return [schedules[at] for at in dict.fromkeys((len(schedules) - 1, *middle, 0))]
+    return list(dict.fromkeys((len(sizes) - 1, *middle, 0)))
 
 
 def fastest_schedule(

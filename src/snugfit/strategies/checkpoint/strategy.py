@@ -36,18 +36,21 @@ from snugfit.strategies.full_network import (
     network_cost,
     network_probe,
     network_shortfall,
+    reasons_against_rounding,
 )
 from snugfit.strategies.micro_batch import MicroBatching, hold_modes
+from snugfit.strategies.recomputation.module_costs import reasons_against_modules
 from snugfit.strategies.recomputation.paging import recomputing_forward
-from snugfit.strategies.recomputation.schedule import Schedule
+from snugfit.strategies.recomputation.schedule import AnySchedule, parse_schedule
 
 
 @dataclass(frozen=True)
 class Checkpoint(MicroBatching):
     """Activation checkpointing by an optimal schedule over units, with gradient accumulation.
 
-    :meth:`propose` fills in ``recomputation``: which units run again or page, as a ``Schedule`` prints; and
-    ``paged_bytes``: most bytes of an image on disk. Probes page to ``paging_folder``, a run to its cache folder.
+    :meth:`propose` fills in ``recomputation``: which units run again or page, or which modules of a network that cannot
+    be divided run again, as their schedule prints; and ``paged_bytes``: most bytes of an image on disk. Probes page to
+    ``paging_folder``, a run to its cache folder.
     """
 
     name: ClassVar[str] = "checkpoint"
@@ -59,6 +62,10 @@ class Checkpoint(MicroBatching):
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why it cannot train this model: a recomputed layer must compute the same twice."""
+        if chain.undivided:
+            reasons = reasons_against_modules(chain) + reasons_against_rounding(workload, chain)
+            paged = [f"--activations paged {reason}" for reason in chain.reasons_against_units()]
+            return reasons + paged if workload.activations == "paged" else reasons
         reasons = chain.reasons_against_units(recomputed=True)
         if workload.activations == "paged" and hardware.device != "cpu":
             reasons.append("--activations paged keeps activations in a file, which requires --device cpu")
@@ -98,7 +105,7 @@ class Checkpoint(MicroBatching):
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured line of its schedule."""
-        probe = probe_name(Schedule.parse(self.recomputation), self.paged_bytes)
+        probe = probe_name(parse_schedule(self.recomputation), self.paged_bytes)
         cost = network_cost(profile, probe, workload, self)
         size = self.paged_bytes * self.micro_batch
         phases = tuple(replace(phase, storage_bytes=size) for phase in cost.phases)
@@ -112,10 +119,10 @@ class Checkpoint(MicroBatching):
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train."""
         make_file = partial(PageFile, run.cache_dir, run.budget.storage_bytes, run.count_storage)
-        return fit_network(self, chain, data, run, _trainer_factory(Schedule.parse(self.recomputation), make_file))
+        return fit_network(self, chain, data, run, _trainer_factory(parse_schedule(self.recomputation), make_file))
 
 
-def _trainer_factory(schedule: Schedule, make_file: Callable[[], PageFile]) -> MakeTrainer:
+def _trainer_factory(schedule: AnySchedule, make_file: Callable[[], PageFile]) -> MakeTrainer:
     """Factory of trainers by the network's own loss, with recomputation by a schedule; each has a file of its own."""
     return by_own_loss(
         lambda chain: recomputing_forward([unit.module for unit in chain.all_units], schedule, make_file())

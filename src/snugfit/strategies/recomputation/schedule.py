@@ -1,14 +1,19 @@
-"""Recomputation schedules: which units save tensors, and which stretches run again. Plain data, no torch."""
+"""Recomputation schedules: which units save tensors, and which stretches or modules run again. Plain data, no torch."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import count, groupby, takewhile
+from typing import ClassVar
 
 from snugfit.errors import UsageError
 
+MODULES = "modules"
+"""How the text of a :class:`ModuleSchedule` begins."""
+NAME = r"[A-Za-z0-9_.]+"
+"""Names of modules that can be printed and parsed."""
 _TOKEN = re.compile(r"\s*(?:(?P<first>\d+)(?:-(?P<last>\d+))?|(?P<open>\()|(?P<close>\)))")
 
 
@@ -85,3 +90,59 @@ class Schedule:
             else:
                 words.append(f"{group[0]}" if len(group) == 1 else f"{group[0]}-{group[-1]}")
         return " ".join(words)
+
+
+@dataclass(frozen=True)
+class ModuleSchedule:
+    """Which modules of a network that has no units run again in the backward pass, at each of their calls.
+
+    It prints as text and parses back, such as ``modules (encoder.0-3 decoder)``.
+
+    Attributes:
+        names: of the modules, of characters of ``NAME``.
+    """
+
+    names: tuple[str, ...]
+    paged: ClassVar[int] = 0
+
+    @classmethod
+    def parse(cls, text: str) -> ModuleSchedule:
+        """Parse the text of a schedule.
+
+        Raises:
+            UsageError: the text is none.
+        """
+        if not re.fullmatch(rf"{MODULES} \({NAME}(-\d+)?( {NAME}(-\d+)?)*\)", text):
+            raise UsageError(f"'{text}' is no schedule; one looks like {MODULES} (encoder.0-3 decoder).")
+        names: list[str] = []
+        for word in text[len(MODULES) + 2 : -1].split():
+            first, _, last = word.partition("-")
+            owner, _, number = first.rpartition(".")
+            numbers = range(int(number), int(last) + 1) if last else ()
+            names += [f"{owner}.{each}".lstrip(".") for each in numbers] or [first]
+        return cls(tuple(names))
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether any module runs again."""
+        return bool(self.names)
+
+    def __str__(self) -> str:
+        words, left = list[str](), list(self.names)
+        while left:
+            owner, dot, last = left[0].rpartition(".")
+            row = [left[0]]
+            if last.isdecimal():
+                following = (f"{owner}{dot}{number}" for number in count(int(last)))
+                row = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, following, strict=False))]
+            words.append(f"{row[0]}-{row[-1].rpartition('.')[2]}" if len(row) > 1 else left[0])
+            del left[: max(len(row), 1)]
+        return f"{MODULES} ({' '.join(words)})"
+
+
+AnySchedule = Schedule | ModuleSchedule
+
+
+def parse_schedule(text: str) -> AnySchedule:
+    """The schedule of units, or of modules, that a text describes; raises UsageError if it describes none."""
+    return ModuleSchedule.parse(text) if text.startswith(MODULES) else Schedule.parse(text)
