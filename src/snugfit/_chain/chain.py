@@ -15,7 +15,7 @@ from torch import fx, nn
 from snugfit._chain.cuts import NodeSpan, cut
 from snugfit._chain.hooks import bypassed_hooks, require_kept_hooks, require_kept_weights
 from snugfit._chain.initialise import parameter_owners, share_parameter_dicts
-from snugfit._chain.propagation import needs_values, node_shapes, read_batch_size_locally
+from snugfit._chain.propagation import changed_buffers, needs_values, node_shapes, read_batch_size_locally
 from snugfit._chain.subgraph import copy_nodes
 from snugfit._chain.tracing import IndivisibleError, Traced, assemble, attributes_of, trace
 from snugfit._chain.unit import Unit, make_unit, run_failure
@@ -171,7 +171,8 @@ class Chain:
     def reasons_against_units(self, *, recomputed: bool = False) -> list[str]:
         """Reasons against a strategy that works with units, or does not call every layer once in a step.
 
-        The network cannot be divided; or layers have hooks, of which one of each kind is named.
+        The network cannot be divided; layers have hooks, of which one of each kind is named; or layers that are called
+        twice change their buffers.
 
         Args:
             recomputed: whether layers are called unchanged, but twice; parametrizations without state are then allowed.
@@ -180,7 +181,11 @@ class Chain:
             kind = type(self.head.module).__name__
             return [f"needs units, and {kind} cannot be divided: {self.undivided}"]
         several = [] if recomputed or not self.inputs else ["needs a network of one input, and this one takes several"]
-        return several + bypassed_hooks((unit.module for unit in self.all_units), recomputed=recomputed)
+        reasons = several + bypassed_hooks((unit.module for unit in self.all_units), recomputed=recomputed)
+        for unit in self.all_units if recomputed else ():
+            if changed := changed_buffers(unit.module, unit.input_shape):
+                reasons.append(f"the buffer '{changed[0]}' would change twice in a step; use backprop")
+        return reasons
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the head's output from (batch, *input_shape), as the model does."""

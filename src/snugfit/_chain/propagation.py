@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._meta_device import CachedOperators
 
@@ -39,6 +40,26 @@ def run_on_meta(
     with torch.no_grad(), torch.random.fork_rng(devices=[]), in_mode(module, training), CachedOperators():
         output = functional_call(_Call(module, function or module), stand_ins, (images,))
     return output, images._version > 0
+
+
+def changed_buffers(module: nn.Module, input_shape: tuple[int, ...]) -> list[str]:
+    """Names of buffers that a pass in training mode changes, except those of batch norms; none if it needs values."""
+    found: list[str] = []
+
+    def run(images: torch.Tensor) -> None:
+        """Run images (B, *input_shape) on stand-ins, which nothing has changed before."""
+        module(images)
+        for owner, layer in module.named_modules():
+            if not isinstance(layer, _BatchNorm):
+                changed = (name for name, each in layer.named_buffers(recurse=False) if each._version > 0)
+                found.extend(f"{owner}.{name}".lstrip(".") for name in changed)
+
+    try:
+        run_on_meta(module, input_shape, True, run)
+    except Exception as error:
+        if not needs_values(error):
+            raise
+    return found
 
 
 def needs_values(error: Exception) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from schedule_samples import every_schedule, every_split
-from strategy_samples import workload
+from strategy_samples import HARDWARE, workload
 from torch import nn
 
 from snugfit._chain import Chain
@@ -16,6 +16,7 @@ from snugfit.memory.paging import BLOCK_BYTES, BLOCKS, PageFile
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import unit_stats
 from snugfit.strategies.checkpoint.candidates import find_candidates, subsample
+from snugfit.strategies.checkpoint.strategy import Checkpoint
 from snugfit.strategies.recomputation import dynamic_program, paging
 from snugfit.strategies.recomputation.dynamic_program import frontier, schedule_cost
 from snugfit.strategies.recomputation.paging import recomputing_forward
@@ -88,6 +89,20 @@ def test_recomputation_changes_nothing(text, options):
         assert_same_step(other, plain, recomputing_forward(modules_of(chain), Schedule.parse(text)))
         assert other.stem[1].num_batches_tracked == step + 1
     assert other.stem[1].momentum == plain.stem[1].momentum
+
+
+def test_a_layer_that_would_change_its_buffers_twice_is_refused():
+    plain, other = (Net().double() for _ in range(2))
+    for module in (plain, other):
+        module.body[1] = nn.InstanceNorm2d(4, track_running_stats=True).double()
+    other.load_state_dict(plain.state_dict())
+    chain = Chain.from_module(other, (2, 6, 6))
+    train_once(plain, plain), train_once(other, recomputing_forward(modules_of(chain), Schedule.parse("(0-1) 2-3")))
+    assert not torch.equal(other.body[1].running_mean, plain.body[1].running_mean)
+    (reason,) = Checkpoint().validate(workload(), chain, HARDWARE)
+    assert reason == "the buffer 'body.1.running_mean' would change twice in a step; use backprop"
+    for options in ({}, {"momentum": None}):
+        assert Checkpoint().validate(workload(), Chain.from_module(Net(**options), (2, 6, 6)), HARDWARE) == []
 
 
 @pytest.mark.parametrize("text", ["(((0) 1) 2) 3", "(0) (1-2) 3"])
