@@ -15,9 +15,10 @@ from torch import fx, nn
 from snugfit._chain.cuts import NodeSpan, cut
 from snugfit._chain.hooks import bypassed_hooks, require_kept_hooks, require_kept_weights
 from snugfit._chain.initialise import parameter_owners, share_parameter_dicts
+from snugfit._chain.inputs import taking_one_tensor
 from snugfit._chain.propagation import changed_buffers, needs_values, node_shapes, read_batch_size_locally
 from snugfit._chain.subgraph import copy_nodes
-from snugfit._chain.tracing import IndivisibleError, Traced, assemble, attributes_of, trace
+from snugfit._chain.tracing import IndivisibleError, Traced, assemble, attributes_of, own_buffers, trace
 from snugfit._chain.unit import Unit, make_unit, run_failure
 from snugfit._chain.whole import whole_unit
 from snugfit._core.inputs import Input
@@ -103,8 +104,10 @@ class Chain:
         traced = trace(model, inputs)
         require_kept_hooks(model, (str(node.target) for node in traced.graph.nodes if node.op == "call_module"))
         stored = set(model.state_dict())
+        graph = assemble(traced.graph, traced.attributes, stored)
         try:
-            traced.shapes = node_shapes(assemble(traced.graph, traced.attributes, stored), input_shape)
+            traced.shapes = node_shapes(graph, input_shape)
+            lost = _lost_changes(taking_one_tensor(model, inputs), graph, input_shape)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -113,6 +116,10 @@ class Chain:
             raise run_failure(name, input_shape, error, inputs) from error
         if traced.shapes[_output(traced.graph)] is None:
             raise ModelError(f"{name} must return one tensor; wrap it in a module that returns its logits.")
+        if lost:
+            raise IndivisibleError(
+                f"{kind} changes the buffer '{lost[0]}' in its forward pass, which no traced chain can follow"
+            )
         read_batch_size_locally(traced.graph, traced.shapes)
         stretches = cut(traced, model)
         if not stretches:
@@ -291,6 +298,14 @@ def _extract(traced: Traced, stretches: list[NodeSpan], stored: set[str], input_
         units.append(make_unit(stretch.name, module, units[-1].output_shape if units else input_shape))
         crossing = last
     return units
+
+
+def _lost_changes(model: nn.Module, graph: fx.GraphModule, input_shape: tuple[int, ...]) -> list[str]:
+    """Names of buffers that a model changes, and its graph does not: tracing ran Python once, and saw no change."""
+    if not any(own_buffers(model)):
+        return []
+    kept = changed_buffers(graph, input_shape)
+    return [name for name in changed_buffers(model, input_shape) if name not in kept]
 
 
 def _adopt(module: fx.GraphModule, source: nn.Module, names: set[str]) -> None:

@@ -46,13 +46,19 @@ def changed_buffers(module: nn.Module, input_shape: tuple[int, ...]) -> list[str
     """Names of buffers that a pass in training mode changes, except those of batch norms; none if it needs values."""
     found: list[str] = []
 
+    def buffers() -> dict[str, torch.Tensor]:
+        return {
+            f"{owner}.{name}".lstrip("."): each
+            for owner, layer in module.named_modules()
+            if not isinstance(layer, _BatchNorm)
+            for name, each in layer.named_buffers(recurse=False)
+        }
+
     def run(images: torch.Tensor) -> None:
         """Run images (B, *input_shape) on stand-ins, which nothing has changed before."""
+        before = buffers()
         module(images)
-        for owner, layer in module.named_modules():
-            if not isinstance(layer, _BatchNorm):
-                changed = (name for name, each in layer.named_buffers(recurse=False) if each._version > 0)
-                found.extend(f"{owner}.{name}".lstrip(".") for name in changed)
+        found.extend(name for name, each in buffers().items() if each is not before.get(name) or each._version > 0)
 
     try:
         run_on_meta(module, input_shape, True, run)

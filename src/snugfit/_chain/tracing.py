@@ -75,7 +75,8 @@ def trace(model: nn.Module, inputs: Sequence[Input] = ()) -> Traced:
     for each in others:
         if each.name not in defaults and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
             raise _several_inputs(model, each.name)
-    graph, constants = _graph(model, defaults)
+    with _buffers_kept(model):
+        graph, constants = _graph(model, defaults)
     _drop_other_inputs(model, graph, taken)
     if inputs:
         placeholders = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
@@ -200,6 +201,27 @@ def _watched_training(model: nn.Module, seen: set[str]) -> Iterator[None]:
     finally:
         for name, module in modules.items():
             module.training = modes[name]
+
+
+def own_buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+    """Buffers of layers whose class is not torch's, with these layers and their names in them."""
+    for module in model.modules():
+        if not is_torch_class(module):
+            yield from ((module, name, buffer) for name, buffer in module.named_buffers(recurse=False))
+
+
+@contextlib.contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Undo what a forward pass in the context does to buffers; torch's own layers are not called while tracing."""
+    before = [(module, name, buffer, buffer.clone()) for module, name, buffer in own_buffers(model)]
+    versions = [buffer._version for _, _, buffer, _ in before]
+    try:
+        yield
+    finally:
+        for (module, name, buffer, values), version in zip(before, versions, strict=True):
+            if buffer._version != version:
+                buffer.copy_(values)
+            module._buffers[name] = buffer
 
 
 def is_torch_class(module: nn.Module) -> bool:
