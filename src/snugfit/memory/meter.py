@@ -13,7 +13,9 @@ import _thread
 import contextlib
 import os
 import threading
+import time
 import weakref
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -67,10 +69,10 @@ class MemorySampler:
     def __init__(self) -> None:
         self._samples = Samples()
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
+        self._stopped = False
         # Thread.start would wait for ever for a thread that lacks the memory to begin.
         with contextlib.suppress(RuntimeError, MemoryError):
-            _thread.start_new_thread(self._run, ())
+            _thread.start_new_thread(self._run, (_STATM.open("rb", buffering=0),))
 
     def take(self) -> Samples:
         """The samples since the last call."""
@@ -80,13 +82,16 @@ class MemorySampler:
 
     def stop(self) -> None:
         """End the thread."""
-        self._stopped.set()
+        self._stopped = True
 
-    def _run(self) -> None:
-        with _STATM.open("rb", buffering=0) as statm:
-            while not self._stopped.wait(SAMPLE_SECONDS):
-                with contextlib.suppress(MemoryError):
+    def _run(self, statm: FileIO) -> None:
+        with statm:
+            while not self._stopped:
+                try:
+                    time.sleep(SAMPLE_SECONDS)
                     self._sample(statm.fileno())
+                except MemoryError:
+                    continue  # where a limit is reached; contextlib.suppress would allocate before it suppresses
 
     def _sample(self, statm: int) -> None:
         _, resident, shared, *_ = (int(pages) * _PAGE_BYTES for pages in os.pread(statm, 128, 0).split())

@@ -469,6 +469,29 @@ def test_a_limit_that_leaves_nothing_for_the_sampler_neither_fails_nor_hangs():
     assert found.stdout == "True\n", found.stderr
 
 
+WHERE_ALLOCATIONS_FAIL = """
+import time
+from _testcapi import remove_mem_hooks, set_nomemory
+from snugfit.memory.meter import MemorySampler
+sampler = MemorySampler()
+time.sleep(0.1)
+set_nomemory(0)
+time.sleep(0.1)
+remove_mem_hooks()
+before = sampler.take().anon
+time.sleep(0.1)
+print(before > 0, sampler.take().anon > 0)
+"""
+
+
+@linux
+def test_sampling_goes_on_after_allocations_failed():
+    """Every allocation of Python fails for 0.1 s, also those of the wait between two samples."""
+    pytest.importorskip("_testcapi")
+    found = subprocess.run([sys.executable, "-c", WHERE_ALLOCATIONS_FAIL], capture_output=True, text=True, check=False)
+    assert (found.stdout, found.stderr) == ("True True\n", "")
+
+
 def exhausted():
     """Whether 8 kB can be allocated, and memory read, where the limit is reached."""
     import resource
