@@ -9,7 +9,9 @@ leanest requests are measured in larger budgets.
 A measurement in one budget gives only an estimate of the smallest: in a smaller budget other batch sizes are measured,
 which leave other kernels in memory. VGG-8 in bfloat16 had 24.1 MB in use after profiling in 91 MB, and 27.9 in 83 MB,
 which 91 MB had named. So the budget that an error names was tried itself, as was the one ``LESS`` below. If a budget is
-enough only to the MB, the next one is named, if it was enough too: memory at rest differs between two processes.
+enough only to the MB, the next one is named, if it was enough too: memory at rest differs between two processes. What
+rounds updates less is tried in the same budget, and named if it fits: for a small network, the code of optimizer state
+in 8 bits takes more memory than it saves.
 
 If a budget is refused that is known to be enough, it is planned once more, from measurements that are cached by then.
 """
@@ -182,10 +184,16 @@ def _smallest(refused: Answers, least: int, plan: Planner) -> dict[str, Any] | N
     for size, each in sorted(sizes, key=lambda pair: pair[0]):
         if best is not None and chosen is not None and size >= best["bytes"] and each.strategy != chosen.strategy:
             continue  # of those expected to need more, the best with other optimizer state: what that saves is a guess
-        found = _search(each, size, range(least, most), plan, best)
-        if found is not None and (best is None or found["bytes"] < best["bytes"]):
+        ties = chosen is not None and _roundings(each) < _roundings(chosen)
+        found = _search(each, size, range(least, most), plan, best, ties)
+        if found is not None and (best is None or (found["bytes"], not ties) < (best["bytes"], True)):
             best, chosen = found, each
     return best
+
+
+def _roundings(request: Request) -> int:
+    """Number of options by which a request rounds updates; of two that need as much, the one with fewer is named."""
+    return sum(getattr(request.training, name) is not None for name in ROUNDED)
 
 
 def _most(plan: Plan) -> int:
@@ -207,9 +215,12 @@ def _expected(found: dict[str, Any], request: Request) -> int:
 
 
 def _search(
-    request: Request, expected: int, sizes: range, plan: Planner, best: dict[str, Any] | None
+    request: Request, expected: int, sizes: range, plan: Planner, best: dict[str, Any] | None, ties: bool
 ) -> dict[str, Any] | None:
-    """The smallest of these budgets that a request fits, and the strategy; None if it fits none that was tried."""
+    """The smallest of these budgets that a request fits, and the strategy; None if it fits none that was tried.
+
+    With ``ties`` the request is better than the ``best`` one in the same budget.
+    """
     strategy, flags = request.strategy.strategy, _flags(request.training)
 
     def attempt(size: int) -> int | None:
@@ -226,7 +237,7 @@ def _search(
 
     enough = None if best is None else best["bytes"] // MB
     less = LESS if request.budget.total_memory is None else LESS_GROWTH
-    size = smallest_that_fits(attempt, -(-expected // MB), sizes.start // MB - 1, sizes.stop // MB, enough, less)
+    size = smallest_that_fits(attempt, -(-expected // MB), sizes.start // MB - 1, sizes.stop // MB, enough, less, ties)
     if size is None:
         return None
     return {"bytes": size * MB, "strategy": strategy, "request": request.to_json()}
@@ -268,19 +279,26 @@ def _refusal(request: Request, first: dict[str, Any], known: dict[str, Any]) -> 
 
 
 def smallest_that_fits(
-    attempt: Try, expected: int, refused: int, most: int, enough: int | None = None, less: int = LESS
+    attempt: Try,
+    expected: int,
+    refused: int,
+    most: int,
+    enough: int | None = None,
+    less: int = LESS,
+    ties: bool = False,
 ) -> int | None:
     """The smallest budget, in MB, that works when tried, while ``less`` below it does not; None if none works.
 
     The search begins at the ``expected`` budget, between the largest one that is known to be ``refused`` and the
-    ``most`` to try. If something else works in ``enough``, then the largest budget to try is ``less`` below it, and a
-    larger one that measurements in it name is returned as soon as it is found, and not narrowed down.
+    ``most`` to try. If something else works in ``enough``, then the largest budget to try is ``less`` below it, or
+    ``enough`` itself if this is better at the same size (``ties``), even if it is enough only to the MB. A larger one
+    that measurements in it name is returned as soon as it is found, and not narrowed down.
     """
     refusals = {refused}
     for step in STEPS:
         high = max(int(expected * step), refused + 1)
         if enough is not None:
-            high = min(high, enough - less)
+            high = min(high, enough if ties else enough - less)
         if high > most or high in refusals or high < refused:
             return None
         estimate = attempt(high)
@@ -289,6 +307,8 @@ def smallest_that_fits(
         refusals.add(high)
     else:
         return None
+    if ties and enough is not None:
+        estimate = min(estimate, enough)
     return _narrowed(attempt, high, max(estimate, refused + 1), refusals, enough, less)
 
 
