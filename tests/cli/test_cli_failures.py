@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from snugfit import errors
 from snugfit._cli import child_process, train
 from snugfit._cli.child_process import death_error
 from snugfit._cli.output import FailedError, explain
+from snugfit._core.machine_memory import private_bytes
 
 NAMED = [
     (errors.SnugfitError, 1),
@@ -224,6 +226,17 @@ def test_signals_reach_a_child_that_does_not_handle_them(number, start, tmp_path
     _, shown = process.communicate(timeout=20)
     assert process.returncode == 130
     assert "interrupted" in shown and "Traceback" not in shown
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_command_line_waits_in_little_memory(start, tmp_path):
+    """20 MB here: it imports neither torch nor what draws tables and reports."""
+    process = start("train", "--model", "sleep", "--out", str(tmp_path), "--quiet")
+    wait_for(tmp_path / "started")
+    waiting = private_bytes(process.pid)
+    process.terminate()
+    process.communicate(timeout=20)
+    assert 0 < waiting < 25_000_000, waiting
 
 
 @pytest.fixture

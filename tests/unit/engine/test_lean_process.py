@@ -9,7 +9,8 @@ MIB = 2**20
 RESTS_ABOVE_TORCH = 10 * MIB
 """7.2 MiB here; the private memory of torch's kernels differs by some 2 MiB between processors."""
 ANON = "int(next(line for line in open('/proc/self/status') if line.startswith('RssAnon')).split()[1]) * 1024"
-HEAVY = ("torch._dynamo", "torch._inductor", "torch.onnx", "sympy", "kornia", "matplotlib", "sklearn", "scipy")
+HEAVY = ("torch._dynamo", "torch._inductor", "torch.onnx", "onnx", "sympy", "kornia", "matplotlib", "sklearn", "scipy")
+LOADED = "*[name for name in {} if type(sys.modules.get(name)).__name__ == 'module']"
 
 
 def output_of(code):
@@ -19,8 +20,10 @@ def output_of(code):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_it_rests_little_above_torch():
     torch = int(output_of(f"import torch; print({ANON})"))
-    ours = int(output_of(f"import snugfit; snugfit.prepare_process(1); print({ANON})"))
-    assert ours - torch < RESTS_ABOVE_TORCH, (ours - torch) / MIB
+    loaded = LOADED.format((*HEAVY, "rich"))
+    ours, *heavy = output_of(f"import snugfit, sys; snugfit.prepare_process(1); print({ANON}, {loaded})").split()
+    assert int(ours) - torch < RESTS_ABOVE_TORCH, (int(ours) - torch) / MIB
+    assert heavy == []
 
 
 UNUSED = {
@@ -59,6 +62,6 @@ def test_planning_and_training_load_nothing_heavy(tmp_path):
         for strategy, model in models.items():
             plan = snugfit.plan(model, "digits", snugfit.Budget(memory="400MB"), strategy=strategy, **small)
             plan.run(subscribers=(), out={str(tmp_path)!r} + "/" + strategy)
-        print(*[name for name in {HEAVY} if type(sys.modules.get(name)).__name__ == "module"])
+        print({LOADED.format(HEAVY)})
     """
     assert output_of(code).split() == []
