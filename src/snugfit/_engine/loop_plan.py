@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import traceback
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,13 +21,13 @@ from snugfit._core.profile import ProbeLine, Profile
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit._engine.loop_trainer import LoopNetwork, LoopTrainer, TrialSteps, parts_of
 from snugfit._planner import MeasurementContext
-from snugfit._quantities import format_bytes
+from snugfit._quantities import MB, format_bytes
 from snugfit._training.dry_run import SPARE_BYTES, smaller_batch_sizes
 from snugfit.errors import MEMORY_ERRORS, BudgetExceededError, InfeasibleBudgetError, SnugfitError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory, tensor_peak_bytes
 from snugfit.memory.address_space import KERNEL_BYTES
 from snugfit.memory.freed_memory import LOOP_GROWTH, kept_peak
-from snugfit.profiling import META_PASS_BYTES, Probe, alone, unit_stats
+from snugfit.profiling import META_PASS_BYTES, Probe, unit_stats
 from snugfit.profiling.measuring import FIRST_GROWTH
 from snugfit.strategies.checkpoint.candidates import (
     Candidate,
@@ -37,7 +38,7 @@ from snugfit.strategies.checkpoint.candidates import (
     schedule_probes,
 )
 from snugfit.strategies.full_network import LONGEST_STEP_SECONDS, PLAIN_PROBE
-from snugfit.strategies.memory_estimates import require_images, smallest_budget, weight_layers, with_safety
+from snugfit.strategies.memory_estimates import DRIFT_BYTES, require_images, smallest_budget, weight_layers, with_safety
 from snugfit.strategies.micro_batch import MicroBatching, hold_modes, line_name, step_lines
 from snugfit.strategies.recomputation.module_costs import reasons_against_modules
 from snugfit.strategies.recomputation.schedule import AnySchedule
@@ -72,6 +73,27 @@ class LoopPlan:
         free = machine_memory(private_bytes()).free_bytes
         peak = kept_peak(self.predicted_bytes, limit.budget_bytes, free, LOOP_GROWTH)
         return replace(self, predicted_bytes=peak, kept_bytes=peak - self.predicted_bytes)
+
+
+def infeasible(name: str, budget_bytes: int, smallest_bytes: int) -> InfeasibleBudgetError:
+    """The error of a network that fits no budget below ``smallest_bytes``; 0 if the machine has less memory left."""
+    return InfeasibleBudgetError(
+        f"{name} does not fit memory={format_bytes(budget_bytes)}, whatever the micro-batch."
+        + ("" if smallest_bytes else " Neither does it fit the memory that this machine has left."),
+        closest="the smallest micro-batch",
+        lacking_bytes=max(smallest_bytes - budget_bytes, 0),
+        smallest_bytes=smallest_bytes,
+    )
+
+
+def wider_limits(limit: MemoryLimit, least_bytes: int = 0) -> Iterator[MemoryLimit]:
+    """Limits in force: twice the budget, or ``least_bytes`` if more, then doubled up to the machine's free memory."""
+    budget, most = max(limit.budget_bytes or 0, least_bytes), machine_memory(private_bytes()).free_bytes
+    while budget < most:
+        budget = min(2 * budget, most)
+        release_memory()
+        with MemoryLimit(budget, limit.baseline, limit.device) as wider:
+            yield wider
 
 
 @contextmanager
@@ -144,7 +166,8 @@ class LoopPlanner:
         self.meta = Chain.from_any_module(on_meta(network.model), workload.input_shape)
         self.held = self.images.nbytes + self.targets.nbytes
         self.budget_bytes = limit.budget_bytes or 0
-        self.probes: list[Probe] = []
+        self.leanest = False
+        """Whether only the schedule with the least memory is measured, which a small budget measures first."""
 
     def plan(self) -> LoopPlan:
         """Choose the fastest way that fits, and try it.
@@ -163,35 +186,49 @@ class LoopPlanner:
 
     def _measured(self) -> Profile:
         with self.limit.allow_address_space(META_PASS_BYTES):
-            self.probes = list(self._probes())
+            probes = list(self._probes())
             units = unit_stats(self.meta)
-        found = MeasurementContext(self.meter, self.limit, lambda *_: None).profile(self.probes)
+        found = MeasurementContext(self.meter, self.limit, lambda *_: None).profile(probes)
         self.trials.clear()
         return replace(found, units=units)
 
     def _choice(self, profile: Profile) -> tuple[str, MicroBatching]:
         """Probe and micro-batches of the fastest way; its first batch of another size may come when state exists."""
+        found = self._fastest(profile, self.budget_bytes)
+        if found is None:
+            with self.limit.allow_address_space(META_PASS_BYTES):  # nothing may be left of the budget
+                smallest = self._smallest_bytes(profile)
+            raise infeasible(self.workload.model, self.budget_bytes, smallest)
+        return found
+
+    def _fastest(self, profile: Profile, budget_bytes: int) -> tuple[str, MicroBatching] | None:
+        """The same within any budget, by what was measured; None if a whole batch does not fit."""
         weights = 4 * sum(unit.trained for unit in profile.units)
         state = int(weights * self.workload.optimizer.state_per_parameter)
-        budget = Budget(max(self.budget_bytes - self.held - min(state, KERNEL_BYTES), 1))
+        budget = Budget(max(budget_bytes - self.held - min(state, KERNEL_BYTES), 1))
         names = schedule_probes(profile.floors)
         found = fastest_schedule(names, self.workload, profile, budget, accumulate=True)
         if found is None or found[1].images(self.workload) < self.workload.batch_size:
-            lone = alone(profile, self.probes)  # a larger budget also measures what this one refused
-            raise self._infeasible(smallest_budget(lone, min(profile.floors.values()) + self.held))
-        predicted = self._predicted(profile, *found)
-        if predicted > self.budget_bytes:
-            raise self._infeasible(predicted)
-        return found
+            return None
+        return found if self._predicted(profile, *found) <= budget_bytes else None
 
-    def _infeasible(self, smallest: int) -> InfeasibleBudgetError:
-        smallest = max(smallest, self.budget_bytes + 1_000_000)
-        return InfeasibleBudgetError(
-            f"{self.workload.model} does not fit memory={format_bytes(self.budget_bytes)}, whatever the micro-batch.",
-            closest="the smallest micro-batch",
-            lacking_bytes=smallest - self.budget_bytes,
-            smallest_bytes=smallest,
-        )
+    def _fits(self, profile: Profile, budget_bytes: int) -> bool:
+        return self._fastest(profile, budget_bytes) is not None
+
+    def _smallest_bytes(self, before: Profile) -> int:
+        """Smallest budget by steps measured in a larger one; 0 if the machine has less memory left.
+
+        The first limit follows from floors of ``before``, so that budgets below it name the same.
+        """
+        least = smallest_budget(before, min(before.floors.values()) + self.held)
+        for limit in wider_limits(self.limit, least):
+            wider = copy.copy(self)
+            wider.limit, wider.budget_bytes, wider.leanest = limit, limit.budget_bytes or 0, True
+            profile, most = wider._measured(), wider.budget_bytes // MB
+            needed = bisect_left(range(most + 1), True, key=lambda size: self._fits(profile, size * MB))
+            if needed <= most:
+                return max(needed * MB + DRIFT_BYTES, self.budget_bytes + MB)
+        return 0
 
     def _predicted(self, profile: Profile, probe: str, micro: MicroBatching) -> int:
         """Peak of a step, or of loading the next batch."""
@@ -240,6 +277,9 @@ class LoopPlanner:
         own = sum(unit.weight_bytes for unit in self.meta.all_units)  # they are in memory
         found = find_candidates(self.meta, unit_stats(self.meta), self.workload)
         candidates = [replace(each, fixed_bytes=each.fixed_bytes - own) for each in found]
+        if self.leanest:
+            yield from (self._probe(candidates[-1].probe, hold) for hold in self._modes)
+            return
         left = FIRST_GROWTH + 2 * self._probe(PLAIN_PROBE, False).growth_bytes
         judge = MeasurementFilter(candidates, self.workload, len(self._modes) > 1, left)
         for candidate in candidates:

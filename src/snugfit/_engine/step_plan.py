@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from snugfit._core.machine_memory import machine_memory, private_bytes
 from snugfit._core.profile import ProbeLine, Profile
-from snugfit._engine.loop_plan import LOADED_BATCHES, LoopPlan
+from snugfit._engine.loop_plan import LOADED_BATCHES, LoopPlan, infeasible, wider_limits
 from snugfit._engine.loop_trainer import set_to_zero
 from snugfit._planner import MeasurementContext
 from snugfit._quantities import MB, format_bytes
@@ -251,13 +250,7 @@ class StepPlanner:
     def _infeasible(self, profile: Profile) -> InfeasibleBudgetError:
         with self.limit.allow_address_space(META_PASS_BYTES):  # nothing may be left of the budget
             smallest = self._smallest_bytes(profile)
-        return InfeasibleBudgetError(
-            f"a step of {self._name} does not fit memory={format_bytes(self.budget_bytes)}, whatever the micro-batch."
-            + ("" if smallest else " Neither does it fit the memory that this machine has left."),
-            closest="the smallest micro-batch",
-            lacking_bytes=max(smallest - self.budget_bytes, 0),
-            smallest_bytes=smallest,
-        )
+        return infeasible(f"a step of {self._name}", self.budget_bytes, smallest)
 
     def _smallest_bytes(self, before: Profile) -> int:
         """Smallest budget that holds a step; 0 if the machine has less memory left.
@@ -265,13 +258,10 @@ class StepPlanner:
         It is measured, because a step of any library cannot be computed without running it: under a limit that doubles
         until the smallest micro-batch fits. ``before`` is the profile within the budget that is too small.
         """
-        budget, most = self.budget_bytes, machine_memory(private_bytes()).free_bytes
-        while (budget := 2 * budget) < most:
-            release_memory()
-            with MemoryLimit(budget, self.limit.baseline, self.limit.device) as limit:
-                wider = StepPlanner(self.step, self.batch_size, limit, self.meter)
-                profile = wider._measured()
-                needed = [wider._least(profile, line, before) for line in profile.lines.values()]
+        for limit in wider_limits(self.limit):
+            wider = StepPlanner(self.step, self.batch_size, limit, self.meter)
+            profile = wider._measured()
+            needed = [wider._least(profile, line, before) for line in profile.lines.values()]
             if needed:
                 return max(-(-(min(needed) + RESERVED_BYTES + DRIFT_BYTES) // MB) * MB, self.budget_bytes + MB)
         return 0

@@ -284,6 +284,34 @@ def smallest():
         return trained(error.smallest_bytes)
 
 
+def named():
+    """What an error names as the smallest budget, for the budget in the environment; 0 if that is enough."""
+    import os
+
+    import torch
+    from torch import nn
+
+    import snugfit
+    from snugfit.errors import InfeasibleBudgetError
+
+    snugfit.prepare_process(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(14400, 10))
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    drawn, example = torch.get_rng_state(), (torch.ones(128, 3, 32, 32), torch.arange(128) % 10)
+    options = {"memory": int(os.environ["BUDGET"]), "batch_size": 128, "example": example}
+    try:
+        with snugfit.fit(model, nn.functional.cross_entropy, **options) as step:
+            step(*example)
+            assert step.record.measured_bytes <= step.record.predicted_bytes <= step.record.budget_bytes
+            return 0
+    except InfeasibleBudgetError as error:
+        assert all(each.grad is None and not each._post_accumulate_grad_hooks for each in model.parameters())
+        assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+        assert torch.equal(torch.get_rng_state(), drawn)
+        return error.smallest_bytes
+
+
 def refused():
     """Tensors like the example, which is repeated, that are alive while an error is handled; and of a large batch."""
     import gc
@@ -391,6 +419,17 @@ def test_freed_memory_is_kept_for_the_next_step_where_the_budget_has_room(fresh_
 def test_the_smallest_budget_of_the_error_is_enough(fresh_process):
     record = fresh_process(smallest, helpers=(deep, trained))["smallest"]
     assert record["measured_bytes"] <= record["predicted_bytes"] <= record["budget_bytes"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")
+def test_three_mb_less_than_the_smallest_budget_is_refused_and_names_the_same(fresh_process, monkeypatch):
+    def answer(budget):
+        monkeypatch.setenv("BUDGET", str(budget))
+        return fresh_process(named)["named"]
+
+    smallest = answer(3_000_000)
+    assert answer(smallest) == 0, "it is enough"
+    assert 0 < answer(smallest - 3_000_000) == pytest.approx(smallest, abs=1_000_000)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")
