@@ -112,6 +112,7 @@ def test_micro_batches_too_small_for_batch_norms_are_no_reason_to_measure_nothin
     lines, free = {HELD: line(30 * MB, MB)}, available(35 * MB) + MARGIN_BYTES
     assert worth_measuring(lines, free) == []
     assert worth_measuring(lines, free, replace(FILTER, norms=True)) == [(1, True), (2, False), (2, True)]
+    assert worth_measuring(lines, free - 3.9 * MB, replace(FILTER, norms=True)) == [(2, False), (2, True)], "8 images"
     assert worth_measuring(lines, available(50 * MB) + MARGIN_BYTES, replace(FILTER, norms=True)) == [], "16 images"
 
 

@@ -209,10 +209,10 @@ class MeasurementFilter:
     ) -> bool:
         """Whether a candidate may fit and be faster than the measured ones; see :class:`snugfit.profiling.Probe`.
 
-        While nothing fits the effective batch, or only with too few images for batch norms, the last candidate is
-        always measured. Another one is measured only if the kernels that it leaves behind do not take the headroom that
-        the last one needs. Then only the candidate with the least expected time is measured, if that saves more in
-        training than measuring takes.
+        While nothing fits the effective batch, the last candidate is always measured. Another one is measured only if
+        the kernels that it leaves behind do not take the headroom that the last one needs. While what fits has too few
+        images for batch norms, all that may fit with enough of them are measured. Then only the candidate with the
+        least expected time is measured, if that saves more in training than measuring takes.
         """
         if _line(candidate, hold) in tried:
             return False
@@ -223,12 +223,15 @@ class MeasurementFilter:
         found = fastest_schedule(
             probes, self.workload, Profile((), lines), budget, accumulate=self.accumulate, norms=self.norms
         )
-        least = candidate.bytes_at(1 if hold else self._batch, self._batch, hold=hold)
+        full = found is not None and found[1].images(self.workload) == self._batch
+        few = found is not None and full and self.norms and _normalises_few(found[1], self.workload)
+        images = min(FEWEST_NORM_IMAGES, self._batch) if few else 1
+        least = candidate.bytes_at(images if hold else self._batch, self._batch, hold=hold)
         may_fit = least * PROCESS_TO_TENSOR <= headroom
-        if found is None or found[1].images(self.workload) != self._batch or self._normalises_few(found[1]):
+        if found is None or not full or few:
             last = self.candidates[-1]
             needed = last.bytes_at(1, self._batch, hold=False) * TENSOR_TO_PROCESS + 2 * self.left_bytes
-            return candidate is last or (may_fit and needed <= headroom)  # its own kernels included
+            return (candidate is last and not few) or (may_fit and needed <= headroom)  # its own kernels included
         expected = self._expected_seconds(lines, headroom - self.left_bytes)
         if expected is None:
             return may_fit
@@ -240,9 +243,6 @@ class MeasurementFilter:
         saved = (sample_seconds - mine) * self.images
         pays = saved > MEASURED_STEPS * sum(point.seconds for point in line.points)
         return mine <= min(untried) and mine < MAX_TIME_RATIO * sample_seconds and pays
-
-    def _normalises_few(self, micro: MicroBatching) -> bool:
-        return self.norms and _normalises_few(micro, self.workload)
 
     @property
     def _batch(self) -> int:
