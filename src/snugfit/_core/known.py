@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import fields
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -163,11 +164,24 @@ def weights_source(model: str) -> tuple[str, str]:
             f"{model}; give a file of weights (.safetensors or .pth)."
         )
     if find_spec(package) is None:
+        install = keeping_torch('pip install "snugfit[vision]"')
         raise UsageError(
-            f"--weights {IMAGENET} of {model} are downloaded by {package}, which is not installed: "
-            'pip install "snugfit[vision]", or give a file of weights (.safetensors or .pth).'
+            f"--weights {IMAGENET} of {model} are downloaded by {package}, which is not installed: {install}, or give "
+            "a file of weights (.safetensors or .pth)."
         )
     return package, name
+
+
+def keeping_torch(install: str) -> str:
+    """An installation that leaves the torch that is there: torchvision is built for one, and would bring its own.
+
+    >>> keeping_torch('pip install "snugfit[vision]"').partition("==")[0]
+    'pip install "snugfit[vision]" torch'
+    """
+    try:
+        return f"{install} torch=={metadata.version('torch').partition('+')[0]}"
+    except metadata.PackageNotFoundError:  # a build without metadata
+        return install
 
 
 def unknown_model(name: str, known: Iterable[str]) -> UnknownNameError:

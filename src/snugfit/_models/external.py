@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from snugfit._core.functions import attempt, call_function
+from snugfit._core.known import keeping_torch
 from snugfit.errors import ModelError, UnknownNameError, reason_of
 
 _DETECTION = ("nms", "qnms")
@@ -65,7 +66,8 @@ def _package(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ModelError(f'{package} is not installed; install it with: pip install "snugfit[vision]"') from error
+        install, missing = keeping_torch('pip install "snugfit[vision]"'), (error.name or package).partition(".")[0]
+        raise ModelError(f"{missing} is not installed; install it with: {install}") from error
     except RuntimeError as error:
         if f"torchvision::{_DETECTION[0]} does not exist" not in str(error):
             raise ModelError(f"{package} cannot be imported: {reason_of(error)}.") from error

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from snugfit._core.known import keeping_torch
 from snugfit._engine.step_plan import LibraryStep, States
 from snugfit.errors import UsageError
 from snugfit.integrations._batches import bytes_of, example_of, first_of, images_of
@@ -20,7 +21,8 @@ from snugfit.integrations._budget import LoopBudget, require
 from snugfit.integrations._recomputation import recomputation_of
 from snugfit.memory import tensor_peak_bytes
 
-torch_utils: Any = require("ultralytics.utils.torch_utils", 'pip install "snugfit[ultralytics]"')
+INSTALL = keeping_torch('pip install "snugfit[ultralytics]"')
+torch_utils: Any = require("ultralytics.utils.torch_utils", INSTALL)
 with contextlib.suppress(ImportError):  # checkpoints use polars, whose threads try without end if refused memory
     import_module("polars").read_csv(b"column\n1\n")
 

@@ -1,6 +1,7 @@
 """Networks from torchvision, timm, and the user's own functions."""
 
 import importlib.util
+import re
 import sys
 
 import pytest
@@ -63,8 +64,18 @@ def test_missing_module():
 def test_missing_package_says_what_to_install(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setitem(sys.modules, f"{package}.models", None)
-    with pytest.raises(ModelError, match=rf'^{package} is not installed.*pip install "snugfit\[vision\]"'):
+    version = re.escape(torch.__version__.partition("+")[0])
+    told = rf'^{package} is not installed.*pip install "snugfit\[vision\]" torch=={version}$'
+    with pytest.raises(ModelError, match=told):
         build(f"{package}:resnet50", 10, 224)
+
+
+def test_the_package_that_is_missing_is_named(monkeypatch, tmp_path):
+    (tmp_path / "timm.py").write_text("import nowhere_at_all.operators")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    with pytest.raises(ModelError, match=r"^nowhere_at_all is not installed"):
+        build("timm:resnet26", 10, 64)
 
 
 def test_plain_name_without_torchvision_is_unknown(monkeypatch):
