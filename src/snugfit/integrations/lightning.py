@@ -1,6 +1,6 @@
 """A memory budget for Lightning: a callback that plans, enforces and reports.
 
-It divides the batches of a loader, and sets ``accumulate_grad_batches`` accordingly; Lightning's loop stays as it is.
+It divides the batches of loaders, and sets ``accumulate_grad_batches`` accordingly; Lightning's loop stays as it is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from torch.utils.data import DataLoader
 
 from snugfit._engine.step_plan import LibraryStep
 from snugfit.errors import UsageError, is_out_of_memory
-from snugfit.integrations._batches import bytes_of, divided, example_of, first_of, first_tensor, images_of
+from snugfit.integrations._batches import (
+    DividedBatches,
+    bytes_of,
+    divided,
+    example_of,
+    first_of,
+    first_tensor,
+    images_of,
+)
 from snugfit.integrations._budget import LoopBudget, require
 from snugfit.integrations._recomputation import recomputation_of
 
@@ -37,8 +45,9 @@ class MemoryBudget(pl.Callback):
     allowed and measured. The gradients are those of the whole batch, if the loss is a mean over images and no batch
     norm sees micro-batches. A last batch of fewer images than there are micro-batches counts less.
 
-    Only one device, and automatic optimization, are supported. Batches of validation are not planned: pass its loader
-    through :meth:`loader`, too, and none is larger than a micro-batch.
+    The loaders may be given to ``fit``, or come from a data module or from the module itself. That for training must be
+    one ``DataLoader``; if that for validation is one, none of its batches is larger than a micro-batch. Only one
+    device, and automatic optimization, are supported.
 
     Args:
         memory: the budget, like ``"300MB"``.
@@ -53,22 +62,19 @@ class MemoryBudget(pl.Callback):
         super().__init__()
         self.budget = LoopBudget(memory)
         self._network = network
-        self._loaders: list[tuple[DataLoader[Any], Any]] = []
+        self._loaders: list[tuple[DataLoader[Any], DividedBatches]] = []
         self._recomputation: Any = None
         self._before: dict[str, int] = {}
-        self._fitted = False
 
     def loader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """The loader to pass to Lightning instead, that for training first: its batches (B, ...) are divided."""
-        if self._fitted:  # these are for another fit
-            self._loaders, self._fitted = [], False
-        made, batches = divided(loader)
-        self._loaders.append((loader, batches))
-        return made
+        """The same loader: those that ``fit`` is given are divided when it starts. Until 0.2 this was necessary."""
+        return loader
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Plan, set Lightning's accumulation, and enforce the budget."""
-        self._require_supported(trainer, pl_module)
+        if not pl_module.automatic_optimization or trainer.world_size > 1:
+            raise UsageError("MemoryBudget plans automatic optimization on one device; use snugfit.fit for a loop.")
+        self._loaders = list(_divided_loaders(trainer))
         loader, batches = self._loaders[0]
         plan = self.budget.plan(pl_module, lambda: self._step(trainer, pl_module, loader), batches.whole)
         for _, each in self._loaders:
@@ -86,12 +92,6 @@ class MemoryBudget(pl.Callback):
         if setting != "limit_val_batches":
             return trained
         return self._loaders[1][1].parts if self._loaders[1:] else 1
-
-    def _require_supported(self, trainer: Any, module: Any) -> None:
-        if not self._loaders:
-            raise UsageError("MemoryBudget has no loader: pass trainer.fit the result of its loader(...) method.")
-        if not module.automatic_optimization or trainer.world_size > 1:
-            raise UsageError("MemoryBudget plans automatic optimization on one device; use snugfit.fit for a loop.")
 
     def _step(self, trainer: Any, module: Any, loader: DataLoader[Any]) -> LibraryStep:
         batch = example_of(loader, self._loaders[0][1].whole, module.device)
@@ -134,7 +134,6 @@ class MemoryBudget(pl.Callback):
 
     def _close(self, trainer: Any) -> None:
         self.budget.close()
-        self._fitted = True
         for name, count in self._before.items():
             setattr(trainer, name, count)
         for _, batches in self._loaders:
@@ -142,6 +141,22 @@ class MemoryBudget(pl.Callback):
         _forget_loaders(trainer)
         if self._recomputation is not None:
             self._recomputation.use("")
+
+
+def _divided_loaders(trainer: Any) -> Iterator[tuple[DataLoader[Any], DividedBatches]]:
+    """Divide the loaders for training and validation, wherever Lightning has them from, for the fit that starts.
+
+    Raises:
+        UsageError: that for training is no ``DataLoader`` of a known batch size.
+    """
+    for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop):
+        source = loop._data_source
+        loader = source.dataloader() if source.is_defined() else None
+        if isinstance(loader, DataLoader):
+            source.instance, batches = divided(loader)
+            yield loader, batches
+        elif loop is trainer.fit_loop:
+            raise UsageError(f"MemoryBudget divides the batches of one DataLoader, not of {type(loader).__name__}.")
 
 
 def _forget_loaders(trainer: Any) -> None:

@@ -75,7 +75,7 @@ def compared(memory, network=False):
     budget = MemoryBudget(memory, module.net if network else None)
     trainer = trainer_of(budget)
     torch.manual_seed(2)
-    trainer.fit(module, budget.loader(loader), budget.loader(loader_of(32, 32)))
+    trainer.fit(module, loader, loader_of(32, 32))
     other = module_of()
     torch.manual_seed(2)
     trainer_of().fit(other, loader, loader_of(32, 32))
@@ -109,7 +109,7 @@ def started_again():
     trainer = trainer_of(budget, max_epochs=1)
     for epochs in (1, 3):
         trainer.fit_loop.max_epochs = epochs
-        trainer.fit(module, budget.loader(loader), budget.loader(loader_of(128, 128)))
+        trainer.fit(module, loader, loader_of(128, 128))
         records.append(vars(budget.budget.record))
     return {"records": records, "steps": trainer.global_step, "validated": max(module.validated)}
 
@@ -133,7 +133,7 @@ def estimating():
     module.on_train_batch_end = lambda outputs, batch, index: seen.append(len(batch[0]))
     budget = MemoryBudget("35MB")
     trainer = trainer_of(budget)
-    trainer.fit(module, budget.loader(loader_of(64, 32)))
+    trainer.fit(module, loader_of(64, 32))
     again = trainer.estimated_stepping_batches
     return {"seen": sum(seen), "steps": trainer.global_step, "expected": [*expected, again], "parts": len(seen)}
 
@@ -153,7 +153,7 @@ def crowded():
     module.on_train_batch_end = lambda *_: kept.append(torch.ones(8_000_000, dtype=torch.uint8))
     budget, before = MemoryBudget("35MB"), resource.getrlimit(resource.RLIMIT_DATA)
     try:
-        trainer_of(budget).fit(module, budget.loader(loader))
+        trainer_of(budget).fit(module, budget.loader(loader))  # as until 0.2
     except RuntimeError as error:
         notes = getattr(error, "__notes__", [""])
         return {"notes": notes, "restored": resource.getrlimit(resource.RLIMIT_DATA) == before}
@@ -217,9 +217,53 @@ def test_validation_before_the_first_fit_is_not_limited():
     assert module.validated == [4, 4]
 
 
-def test_a_loader_is_needed():
+@pytest.mark.parametrize("loaders", [[], {"a": [1]}])
+def test_training_needs_one_loader(loaders):
     from snugfit.errors import UsageError
     from snugfit.integrations.lightning import MemoryBudget
 
-    with pytest.raises(UsageError, match=r"no loader: pass trainer.fit the result of its loader"):
-        trainer_of(MemoryBudget("1GB")).fit(module_of(), loader_of(8, 4))
+    with pytest.raises(UsageError, match=rf"batches of one DataLoader, not of {type(loaders).__name__}"):
+        trainer_of(MemoryBudget("1GB")).fit(module_of(), loaders)
+
+
+def with_loaders_of_a_module():
+    """A training whose loaders come from a data module, as in lightning#18985, or from the module itself."""
+    import lightning.pytorch as pl
+    import torch
+
+    import snugfit
+    from snugfit.integrations.lightning import MemoryBudget
+
+    class Data(pl.LightningDataModule):
+        def setup(self, stage):
+            self.train, self.val = loader_of(80, 32), loader_of(32, 32)
+
+        def train_dataloader(self):
+            return self.train
+
+        def val_dataloader(self):
+            return self.val
+
+    trainer_of()  # what it imports is at rest
+    snugfit.prepare_process(1)
+    records = []
+    for given in (True, False):
+        module, budget = module_of(), MemoryBudget("35MB")
+        if not given:
+            module.train_dataloader = lambda: loader_of(80, 32)
+        torch.manual_seed(2)
+        trainer_of(budget).fit(module, **({"datamodule": Data()} if given else {}))
+        other = module_of()
+        torch.manual_seed(2)
+        trainer_of().fit(other, loader_of(80, 32), *([loader_of(32, 32)] if given else []))
+        validated = max(module.validated, default=0)
+        records.append({**vars(budget.budget.record), "distance": distance(module, other), "validated": validated})
+    return records
+
+
+def test_loaders_may_come_from_a_data_module_or_the_module(fresh_process):
+    of_data, of_module = fresh_process(with_loaders_of_a_module, helpers=HELPERS)["with_loaders_of_a_module"]
+    for record in (of_data, of_module):
+        assert_bounded(record)
+        assert record["micro_batches"] > 1 and record["steps"] == 6 and record["distance"] < 1e-10
+    assert (of_data["validated"], of_module["validated"]) == (of_data["micro_batch"], 0)
