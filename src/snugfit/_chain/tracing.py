@@ -204,7 +204,7 @@ def _watched_training(model: nn.Module, seen: set[str]) -> Iterator[None]:
 
 
 def own_buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
-    """Buffers of layers whose class is not torch's, with these layers and their names in them."""
+    """Buffers, of any shapes, of layers whose class is not torch's, with these layers and their names in them."""
     for module in model.modules():
         if not is_torch_class(module):
             yield from ((module, name, buffer) for name, buffer in module.named_buffers(recurse=False))
