@@ -156,6 +156,7 @@ def seen(monkeypatch, tmp_path, capfd):
     monkeypatch.setattr(
         "snugfit._cli.train.run_job", lambda job, server: caught.append(Request.from_json(job["request"])) or {}
     )
+    monkeypatch.setattr("snugfit._cli.options.require_weights", lambda path: None)
     monkeypatch.chdir(tmp_path)
 
     def of(*tokens: str, yaml: str | None = None) -> Request | tuple[int, str]:

@@ -213,20 +213,20 @@ def test_an_interrupt_in_a_finalizer_interrupts_without_a_traceback(seconds: int
 
 def test_a_quick_exit_keeps_code_output_threads_and_exit_handlers():
     script = (
-        "import atexit, sys, threading, time; from snugfit._cli.startup import exit_quickly\n"
+        "import atexit, sys, threading, time; from snugfit._cli.startup import quick_exit\n"
         "def main():\n"
         "    atexit.register(print, 'handler')\n"
         "    threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()\n"
         "    sys.never_freed = type('Noisy', (), {'__del__': lambda self: print('freed')})()\n"
         "    print('main')\n"
         "    return 7\n"
-        "exit_quickly(main)"
+        "leave = quick_exit()\nleave(main())"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.split(), done.stderr) == (7, ["main", "thread", "handler"], "")
 
 
 def test_a_main_that_raises_exits_as_usual():
-    script = "from snugfit._cli.startup import exit_quickly\nexit_quickly(lambda: 1 // 0)"
+    script = "from snugfit._cli.startup import quick_exit\nquick_exit()(1 // 0)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1 and "ZeroDivisionError" in done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
@@ -21,7 +20,7 @@ from snugfit._core.option_groups import (
     TrainingOptions,
 )
 from snugfit._core.options import Common, Count, Text
-from snugfit._core.paths import require_weights
+from snugfit._core.paths import expanded, require_weights
 from snugfit._core.record import TRIAL_STEPS
 from snugfit._core.request import Request, StrategyOptions
 from snugfit._storage.outputs import require_places
@@ -74,7 +73,7 @@ def require_files(request: Request) -> None:
     """
     require_places(request.machine.out, request.machine.cache_dir)
     if request.model.weights not in (None, known.IMAGENET):
-        require_weights(Path(request.model.weights))
+        require_weights(expanded(request.model.weights))
 
 
 @Parameter(name="*", group=Group("Output", sort_key=7))

@@ -85,10 +85,10 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def exit_quickly(main: Callable[[], int]) -> NoReturn:
-    """Run ``main`` and exit with its code, without freeing what torch has imported, which takes 0.4 s.
+def quick_exit() -> Callable[[int], NoReturn]:
+    """A function that exits with a code, without freeing what torch has imported, which takes 0.4 s.
 
-    Threads end and exit handlers run as usual: the one that ends the process is the first to be registered.
+    Call this first: threads end and exit handlers run as usual, the one that ends the process last.
     """
     codes = list[int]()
 
@@ -99,9 +99,12 @@ def exit_quickly(main: Callable[[], int]) -> NoReturn:
                     stream.flush()
             os._exit(code)
 
+    def leave(code: int) -> NoReturn:
+        codes.append(code)
+        sys.exit(code)
+
     atexit.register(end)
-    codes.append(main())
-    sys.exit(codes[0])
+    return leave
 
 
 def redeliver_swallowed_interrupts() -> None:

@@ -15,10 +15,10 @@ from typing import Any
 from snugfit._cli.output import FailedError, explain, note
 from snugfit._cli.startup import (
     die_with_parent,
-    exit_quickly,
     ignore_signals,
     keep_niceness,
     prepare_streams,
+    quick_exit,
     redeliver_swallowed_interrupts,
 )
 from snugfit._cli.worker_processes import FORWARDED, end_server, forked_job
@@ -237,4 +237,5 @@ COMMANDS: dict[str, Callable[[Any, dict[str, Any], Subscribers, Send], Any]] = {
 
 
 if __name__ == "__main__":
-    exit_quickly(main)
+    leave = quick_exit()
+    leave(main())

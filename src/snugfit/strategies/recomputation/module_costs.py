@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import random
 import re
 import sys
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -192,18 +192,19 @@ def _state(module: nn.Module) -> object:
     """What the layers of a module hold besides tensors and layers, in a form that can be compared."""
 
     def compared(value: object) -> int:
-        try:
-            return hash(pickle.dumps(value))
-        except Exception:
-            return id(value)
+        return hash(repr((value, getattr(value, "__dict__", None))))
 
-    return [{key: compared(vars(each)[key]) for key in vars(each).keys() - _NO_STATE} for each in module.modules()]
+    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):  # arrays in full
+        return [{key: compared(vars(each)[key]) for key in vars(each).keys() - _NO_STATE} for each in module.modules()]
 
 
 def _random_state() -> object:
     """The state of Python's generator, and of numpy's if anything has imported it."""
-    numpy = sys.modules.get("numpy.random")
-    return random.getstate(), None if numpy is None else pickle.dumps(numpy.get_state())
+    loaded = sys.modules.get("numpy.random")
+    if loaded is None:
+        return random.getstate()
+    _, key, *rest = loaded.get_state()
+    return random.getstate(), key.tobytes(), rest
 
 
 @dataclass(frozen=True)
