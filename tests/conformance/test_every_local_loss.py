@@ -11,6 +11,7 @@ from snugfit.local import LOCAL_LOSSES
 
 BUDGET = 60_000_000
 VARIANTS = ["lls:basis=random,stored=false", "lls-mxm:basis=cosine,mode=paper,frequencies=spread"]
+ALIKE = ("lls-m", "linear")  # lls with a factor for each class, and with a basis that is trained
 LOSSES = [*LOCAL_LOSSES, *VARIANTS]
 WIDE = {f"wide: {loss}": loss for loss in LOCAL_LOSSES}
 SLOW = [
@@ -83,7 +84,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize("loss", table(LOSSES, VARIANTS))
+@pytest.mark.parametrize("loss", table(LOSSES, [*VARIANTS, *ALIKE]))
 class TestEveryLocalLoss:
     def test_trains(self, found: dict[str, Any], loss: str) -> None:
         exits = found[loss]["record"]["exits"]
