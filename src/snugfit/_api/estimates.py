@@ -84,30 +84,40 @@ def estimate(
         ModelError: the model does not run on such an input, or its forward pass reads values.
         BudgetExceededError: ``measure`` is set, and memory is refused.
     """
+    shape, size = _described(input)
+    options = {**size, **options}
+    if isinstance(options.get("batch_size"), (list, tuple)):
+        options["batch_size"] = ",".join(map(str, options["batch_size"]))
+    chosen = from_keywords(EstimateOptions, {**options, "input_shape": shape})
+    if isinstance(model, str):
+        check_model(model)
+    elif chosen.classes is not None:
+        raise UsageError("classes= is for a model that is given by name; a module has its own.")
+    return Estimate(**vars(estimate_step(model, chosen)))
+
+
+def _described(input: Any) -> tuple[Any, dict[str, int]]:
+    """Shapes as ``--input-shape`` has them, and the batch size of an example: images (B, C, H, W), or inputs (B, ...).
+
+    Raises:
+        UsageError, DataError: as for :func:`estimate`.
+    """
     values = list(input.values() if isinstance(input, Mapping) else input if isinstance(input, (tuple, list)) else ())
     if any(isinstance(value, Tensor) for value in values):
-        options = {"batch_size": _batch_size(values), **options}
+        size = _batch_size(values)
         first = [value[0] for value in values]
         named = dict(zip(input, first, strict=True)) if isinstance(input, Mapping) else first
-        input = inputs_text(inputs_of(named, 0))
+        return inputs_text(inputs_of(named, 0)), {"batch_size": size}
     if isinstance(input, Tensor):
         if input.dim() != 4 or not input.is_floating_point():
             raise UsageError(
                 f"an example must be images (batch, channels, height, width) in floats, not {input.dtype} of shape "
                 f"{tuple(input.shape)}."
             )
-        options = {"batch_size": max(len(input), 1), **options}
-        input = input.shape[1:]
+        return input.shape[1:], {"batch_size": max(len(input), 1)}
     if not isinstance(input, (Sequence, Mapping)):
         raise UsageError(f"the input is a shape like (3, 224, 224), or an example batch, not {shown(input)}.")
-    if isinstance(options.get("batch_size"), (list, tuple)):
-        options["batch_size"] = ",".join(map(str, options["batch_size"]))
-    chosen = from_keywords(EstimateOptions, {**options, "input_shape": input})
-    if isinstance(model, str):
-        check_model(model)
-    elif chosen.classes is not None:
-        raise UsageError("classes= is for a model that is given by name; a module has its own.")
-    return Estimate(**vars(estimate_step(model, chosen)))
+    return input, {}
 
 
 def _batch_size(values: Sequence[Any]) -> int:
