@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks.common import program
+from benchmarks.machine import alone_on
 
 CASES: tuple[tuple[str, ...], ...] = (
     (),
@@ -80,8 +81,9 @@ def main(
         loss.backward()
         optimizer.step()
 
-    _seconds_per_step(step, WARM_UP, kind)
-    found = {"seconds_per_step": _seconds_per_step(step, STEPS, kind)}
+    with alone_on(torch.device(device)):
+        _seconds_per_step(step, WARM_UP, kind)
+        found = {"seconds_per_step": _seconds_per_step(step, STEPS, kind)}
     if kind == "cuda":
         found["allocated"] = torch.cuda.max_memory_allocated(device)
         found["reserved"] = torch.cuda.max_memory_reserved(device)

@@ -60,7 +60,7 @@ def _row(cell: Cell) -> list[str]:
         return [
             *row, "-", "-", "-", mb(found.get("peak_bytes")), "-", mb(found.get("cap_bytes")),
             "refused" if found.get("refused") else str(failure or found.get("micro_batch", "-"))[:60],
-            "-" if seconds is None else f"{seconds:.1f}", _share(found.get("accuracy")),
+            "-" if seconds is None else f"{seconds:.3g}", _share(found.get("accuracy")),
         ]  # fmt: skip
     if "record" not in cell:
         smallest = smallest_named(cell)
@@ -72,7 +72,7 @@ def _row(cell: Cell) -> list[str]:
         *row, *(mb(device.get(kind)) for kind in ("context_bytes", "allocated_bytes", "fragmentation_bytes")),
         mb(record["measured"]["peak_bytes"]), mb(record["predicted"]["peak_bytes"]),
         mb(record["budget"]["memory_bytes"]), str(max(phase["batch_size"] for phase in record["phases"])),
-        f"{cell['training_seconds'] / epochs:.1f}" if cell.get("jobs", 1) == 1 else "-", _share(accuracy(cell)),
+        f"{cell['training_seconds'] / epochs:.3g}" if cell.get("jobs", 1) == 1 else "-", _share(accuracy(cell)),
     ]  # fmt: skip
 
 

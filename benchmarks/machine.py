@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import re
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import torch
 
 import snugfit
 from benchmarks.common import ROOT
@@ -26,6 +33,17 @@ def describe_machine(device: str | None) -> dict[str, Any]:
         "torch": hardware.torch,
         "snugfit": snugfit.__version__,
     }
+
+
+@contextmanager
+def alone_on(device: torch.device) -> Iterator[None]:
+    """Context of what is timed on a GPU: processes of other measurements wait, and prepare meanwhile."""
+    if device.type == "cpu":
+        yield
+        return
+    with (Path(tempfile.gettempdir()) / f"snugfit-{device.type}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def commit() -> str:

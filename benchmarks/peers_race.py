@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from benchmarks.peer import accuracy
 from snugfit import _models as models
 from snugfit._data import Batches, Splits, Transform
+from snugfit._data.device_transform import Placement
 from snugfit._upstream import to_channels_last
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
 from snugfit.memory.address_space import KERNEL_BYTES, KernelAllowance
-from snugfit.memory.device import synchronize
+from snugfit.memory.device import has_own_memory, synchronize
 
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
@@ -84,8 +85,11 @@ class Race:
         return guard(network, self.limit, self.meter) if guarded else network
 
     def source(self) -> Batches:
-        """Training images, shuffled and augmented."""
-        return Batches(self.splits.train, self._transform(), seed=self.seed, augment=True)
+        """Training images, shuffled and augmented, on the device as snugfit does it."""
+        batches = Batches(self.splits.train, self._transform(), seed=self.seed, augment=True)
+        if has_own_memory(self.limit.device):
+            batches.placement = Placement(self.limit.device, pinned=True)
+        return batches
 
     def made_up(self, size: int) -> tuple[Tensor, Tensor]:
         """A batch of noise."""

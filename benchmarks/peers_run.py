@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 
 from benchmarks import peers_frameworks as frameworks
 from benchmarks.common import program
+from benchmarks.machine import alone_on
 from benchmarks.peers_race import Race, guard, largest, try_steps
 from snugfit import _data as datasets
 from snugfit._core.amounts import parse_bytes
@@ -90,7 +91,7 @@ def main(
         return
     where, baseline = choose_device(device or "cpu"), prepare_process(threads)
     meter, cap = make_meter(baseline, where), parse_bytes(memory)
-    with MemoryLimit(cap, baseline, where) as limit:
+    with alone_on(where), MemoryLimit(cap, baseline, where) as limit:
         started = time.perf_counter()
         splits = datasets.load(data, image_size=image_size, max_train=max_train, max_val=max_val, seed=seed)
         race = Race(model, splits, batch_size, lr, seed, seconds, limit, meter, started, steps)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from snugfit._core.parts import epoch_parts
+from snugfit._data.device_transform import Placement, transform_on
 from snugfit._data.multi_label import targets_of
 from snugfit._data.sets import ImageSet
 from snugfit._data.transform import Mixing, Transform
@@ -19,13 +21,21 @@ _ORDER, _EPOCH, _VIEW, _MIX = range(4)
 class Batches:
     """Batches of one split, determined by seed and epoch alone.
 
-    With ``augment``, :meth:`epoch` augments; with ``mixing`` it mixes the images of each step.
+    With ``augment``, :meth:`epoch` augments; with ``mixing`` it mixes the images of each step. With a ``placement``,
+    bytes are copied to a device and transformed there.
     """
 
     def __init__(self, images: ImageSet, transform: Transform, *, seed: int = 0, augment: bool = False) -> None:
         self.image_set, self.transform = images, transform
         self.seed, self.augment = seed, augment
         self.mixing: Mixing | None = None
+        self.placement: Placement | None = None
+
+    def on_host(self) -> Batches:
+        """The same batches, transformed in host memory."""
+        same = copy.copy(self)
+        same.placement = None
+        return same
 
     def __len__(self) -> int:
         """Number of images."""
@@ -95,8 +105,10 @@ class Batches:
     def _batch(
         self, indices: np.ndarray, seed: tuple[int, ...], start: int, augment: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        images = self.transform(self.image_set.images(indices), augment, seed, start)
-        return images, targets_of(self.image_set.labels[indices])
+        images, labels = self.image_set.images(indices), targets_of(self.image_set.labels[indices])
+        if self.placement is None or images.is_floating_point():  # prepared images are used as they are
+            return self.transform(images, augment, seed, start), labels
+        return transform_on(self.placement, self.transform, images, augment, seed, start), labels
 
 
 def _check(batch_size: int, start_step: int) -> None:

@@ -21,10 +21,10 @@ from snugfit._core.amounts import Sides, height_and_width
 from snugfit.errors import DataError
 
 _DRAWS = 12
-_PADDING = 4
-_LARGEST_PADDED = 64
-_CROP_AREA, _CROP_RATIO = (0.35, 1.0), (3 / 4, 4 / 3)
-_ERASED_AREA, _ERASED_RATIO = (0.02, 0.33), (0.3, 3.3)
+PADDING = 4
+LARGEST_PADDED = 64
+CROP_AREA, CROP_RATIO = (0.35, 1.0), (3 / 4, 4 / 3)
+ERASED_AREA, ERASED_RATIO = (0.02, 0.33), (0.3, 3.3)
 _CHUNK_VALUES = 1 << 18
 
 
@@ -74,7 +74,7 @@ class Transform:
         self, images: torch.Tensor, draws: np.ndarray, mean: torch.Tensor, std: torch.Tensor
     ) -> torch.Tensor:
         if self.crop:
-            crops = padded_crops if max(images.shape[-2:]) <= _LARGEST_PADDED else resized_crops
+            crops = padded_crops if max(images.shape[-2:]) <= LARGEST_PADDED else resized_crops
             images = crops(images, draws[:, 0:4])
         if self.flip:
             images = mirror(images, draws[:, 4] < 0.5)
@@ -117,8 +117,8 @@ def cut(
 
 def padded_crops(images: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
     """Crop each uint8 image (B, C, H, W) at a random position after padding it with 4 black pixels on every side."""
-    left, top = np.floor(draws[:, :2] * (2 * _PADDING + 1)).astype(np.int64).T
-    padded = np.pad(images.numpy(), ((0, 0), (0, 0), (_PADDING, _PADDING), (_PADDING, _PADDING)))
+    left, top = np.floor(draws[:, :2] * (2 * PADDING + 1)).astype(np.int64).T
+    padded = np.pad(images.numpy(), ((0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING)))
     windows = sliding_window_view(padded, images.shape[-2:], axis=(2, 3))
     return torch.from_numpy(windows[np.arange(len(images)), :, top, left])
 
@@ -126,18 +126,18 @@ def padded_crops(images: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
 def resized_crops(images: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
     """Cut a random rectangle out of each uint8 image (B, C, H, W) and resize it to H x W, bilinearly."""
     height, width = images.shape[-2:]
-    return cut(images, *_rectangles((height, width), draws, _CROP_AREA, _CROP_RATIO), (height, width))
+    return cut(images, *rectangles((height, width), draws, CROP_AREA, CROP_RATIO), (height, width))
 
 
 def erase(images: torch.Tensor, draws: np.ndarray, probability: float) -> None:
     """Set a random rectangle of each image (B, C, H, W) to zero, in place, with the given probability."""
     sides = images.shape[-2], images.shape[-1]
-    left, top, width, height = _rectangles(sides, draws[:, 1:], _ERASED_AREA, _ERASED_RATIO)
+    left, top, width, height = rectangles(sides, draws[:, 1:], ERASED_AREA, ERASED_RATIO)
     for i in np.flatnonzero(draws[:, 0] < probability):
         images[i, :, top[i] : top[i] + height[i], left[i] : left[i] + width[i]] = 0
 
 
-def _rectangles(
+def rectangles(
     sides: tuple[int, int], draws: np.ndarray, area: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Left, top, width and height (B,) inside images of this height and width; a ratio is relative to the image's."""

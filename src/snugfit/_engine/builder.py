@@ -22,6 +22,7 @@ from snugfit._core.request import Request
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit._core.workload import BATCH_SIZE, FINE_TUNING_BATCH_SIZE, OptimizerSettings, Workload
 from snugfit._data import Batches, ImageSet, Splits, Transform
+from snugfit._data.device_transform import Placement
 from snugfit._data.prepared import AsIs
 from snugfit._data.synthetic import synthetic_splits
 from snugfit._data.transform import Mixing
@@ -86,8 +87,8 @@ class Assembly:
             anchors=workload.anchors,
         )
 
-    def training_data(self) -> TrainingData:
-        """The splits as batches."""
+    def training_data(self, placement: Placement | None = None) -> TrainingData:
+        """The splits as batches, whose images are transformed where ``placement`` says."""
         splits, seed, batches = self.splits, self.workload.seed, rules_of(self.workload.task).batches
         training = self.request.training
         kind = AsIs if splits.as_is else Transform
@@ -95,10 +96,14 @@ class Assembly:
         train = batches(splits.train, transform, seed=seed, augment=self.workload.augment)
         if self.workload.mixed:
             train.mixing = Mixing(self.workload.classes, training.mixup, training.cutmix)
+        val = batches(splits.val, transform, seed=seed)
+        test = None if splits.test is None else batches(splits.test, transform, seed=seed)
+        for each in filter(None, (train, val, test)):
+            each.placement = placement
         return TrainingData(
             train=train,
-            val=batches(splits.val, transform, seed=seed),
-            test=None if splits.test is None else batches(splits.test, transform, seed=seed),
+            val=val,
+            test=test,
             class_names=splits.class_names,
             others={name: Batches(images, transform, seed=seed) for name, images in self.others.items()},
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+import torch
 from torch import nn
 
 from snugfit._core.documents import DocumentError, converted
@@ -23,6 +24,7 @@ from snugfit._core.registry import config_of, strategy_class
 from snugfit._core.request import Request
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import TaskName
+from snugfit._data.device_transform import Placement
 from snugfit._engine.builder import assemble, own_splits
 from snugfit._engine.distributed import commands_of_run
 from snugfit._engine.history import keep_run
@@ -49,6 +51,7 @@ from snugfit._training.stopping import StopFlag
 from snugfit._training.strategy import Strategy
 from snugfit.errors import BudgetExceededError, CheckpointError, UsageError
 from snugfit.memory import make_meter
+from snugfit.memory.device import device_at_rest
 
 _RUNS = Path("runs")
 FIRST_FILES = ("request.json", "profile.json", "architecture.json", "plan.json")
@@ -178,6 +181,14 @@ def resume(
         return _fit(folder, planned, subscribers, stop), planned.assembly.module
 
 
+def _placement(device: torch.device, plan: Plan) -> Placement | None:
+    """Images are transformed on a device with a memory of its own, and pinned unless a budget counts pinned pages."""
+    found = device_at_rest(device)
+    if found is None:
+        return None
+    return Placement(device, pinned=not found.memory.unified and plan.budget.host_memory is None)
+
+
 def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop: StopFlag | None) -> Record:
     plan, assembly, resting = planned.plan, planned.assembly, planned.baseline
     choice, device = plan.choice, choose_device(assembly.request.machine.device)
@@ -212,7 +223,7 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
             if warning := replace(plan, memory=memory).machine_warning:
                 run.emit(Notice(warning))
             with by_flag(plan):
-                record = strategy.fit(assembly.chain, assembly.training_data(), run)
+                record = strategy.fit(assembly.chain, assembly.training_data(_placement(device, plan)), run)
         structure = config_of(name).structure(record)
         replace(assembly.architecture, strategy=name, structure=structure).write(folder, run.manifest)
         run.manifest.announce(run.metrics.written(grows=False))

@@ -71,6 +71,10 @@ class CachedBatches:
         rows = np.arange(start, start + len(self))
         return self._batches((rows[at : at + batch_size] for at in range(0, len(self), batch_size)), batch_size)
 
+    def on_host(self) -> CachedBatches:
+        """These batches, which are in host memory."""
+        return self
+
     def close(self) -> None:
         """End the reading thread and close the cache; its disk space is freed only after that, if it is deleted."""
         self._reader.shutdown(wait=True)
@@ -124,13 +128,17 @@ class RecomputedBatches:
     """Another source's batches through a trained trunk, if a cache of them would not fit the storage budget.
 
     ``forward`` turns images (B, C, H, W) into activations, in evaluation mode, at most ``chunk`` of them at once, which
-    the memory next to the block in training allows.
+    the memory next to the block in training allows; so the source's batches are in host memory.
     """
 
     def __init__(
         self, source: BatchSource, forward: Callable[[Tensor], Tensor], chunk: int, device: torch.device
     ) -> None:
-        self.source, self.forward, self.chunk, self.device = source, forward, chunk, device
+        self.source, self.forward, self.chunk, self.device = source.on_host(), forward, chunk, device
+
+    def on_host(self) -> RecomputedBatches:
+        """These batches: their source is in host memory."""
+        return self
 
     def __len__(self) -> int:
         return len(self.source)

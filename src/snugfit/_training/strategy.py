@@ -22,7 +22,7 @@ from snugfit.profiling import Probe
 
 
 class BatchSource(Protocol):
-    """A split as batches: ``snugfit._data``'s ``Batches``, or activations."""
+    """A split as batches: ``snugfit._data``'s ``Batches``, or activations; on the host or on the run's device."""
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -40,6 +40,9 @@ class BatchSource(Protocol):
 
     def in_order(self, batch_size: int, view: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample once, in order, as batches (B, ...); of one augmented view, if given."""
+
+    def on_host(self) -> BatchSource:
+        """The same batches in host memory."""
 
 
 @dataclass(frozen=True)

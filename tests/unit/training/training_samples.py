@@ -42,6 +42,9 @@ class Source:
             count = parts if len(samples) == batch_size else math.ceil(len(samples) / math.ceil(batch_size / parts))
             yield from map(self.batch, numpy.array_split(samples, count))
 
+    def on_host(self):
+        return self
+
     def in_order(self, batch_size, view=None):
         for first in range(0, self.count, batch_size):
             yield self.batch(range(first, min(first + batch_size, self.count)))
