@@ -1,5 +1,8 @@
 """Images transformed on a device against those of the processor's own transform."""
 
+import threading
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,7 @@ from snugfit._data import device_transform as module
 from snugfit._data.device_transform import Placement, transform_on
 from snugfit._data.sets import ImageSet
 from snugfit._data.transform import CROP_AREA, CROP_RATIO, uniforms
+from snugfit.errors import DataError
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 
@@ -84,3 +88,31 @@ def test_batches_are_those_of_the_host_and_can_stay_there(place):
             assert mine[0].device.type == place.device.type
             assert torch.equal(mine[0].cpu(), theirs[0]) and torch.equal(mine[1], theirs[1])
     assert next(placed.on_host().in_order(4))[0].device.type == "cpu" and placed.placement is place
+
+
+def test_a_thread_reads_the_next_batch_unless_the_callers_code_reads_it(place):
+    class Watched(Pixels):
+        threads: ClassVar[list[str]] = []
+
+        def images(self, indices):
+            self.threads.append(threading.current_thread().name)
+            if indices.tolist() == [0]:
+                raise DataError("damaged")
+            return super().images(indices)
+
+    class Own(Watched):
+        threads: ClassVar[list[str]] = []
+        runs_own_code = True
+
+    main = threading.current_thread().name
+    for kind, others in ((Watched, {"read_0"}), (Own, {main})):
+        batches = Batches(kind(12, 8, 8), Transform(MEAN, STD, True), seed=5)
+        batches.placement = place
+        first = list(batches.epoch(0, 4))
+        assert kind.threads[0] == main and set(kind.threads[1:]) == others and len(kind.threads) == 3
+        abandoned = batches.epoch(0, 4)
+        next(abandoned)
+        again = list(batches.epoch(0, 4))
+        assert all(torch.equal(one[0], other[0]) for one, other in zip(first, again, strict=True))
+    with pytest.raises(DataError, match="damaged"):
+        list(batches.epoch(0, 1))

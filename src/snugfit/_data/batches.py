@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
@@ -22,7 +24,7 @@ class Batches:
     """Batches of one split, determined by seed and epoch alone.
 
     With ``augment``, :meth:`epoch` augments; with ``mixing`` it mixes the images of each step. With a ``placement``,
-    bytes are copied to a device and transformed there.
+    bytes are copied to a device and transformed there, and a thread reads the next ones of an epoch meanwhile.
     """
 
     def __init__(self, images: ImageSet, transform: Transform, *, seed: int = 0, augment: bool = False) -> None:
@@ -30,6 +32,8 @@ class Batches:
         self.seed, self.augment = seed, augment
         self.mixing: Mixing | None = None
         self.placement: Placement | None = None
+        self._reader: ThreadPoolExecutor | None = None
+        self._reading: tuple[np.ndarray, Future[torch.Tensor]] | None = None
 
     def on_host(self) -> Batches:
         """The same batches, transformed in host memory."""
@@ -64,11 +68,28 @@ class Batches:
         """
         _check(batch_size, start_step)
         order = np.random.default_rng((self.seed & 0xFFFFFFFF, _ORDER, epoch)).permutation(len(self))
-        for rows in epoch_parts(len(self), batch_size, parts, start_step):
+        for rows, following in pairwise(chain(epoch_parts(len(self), batch_size, parts, start_step), [None])):
+            assert rows is not None
             images, labels = self._batch(order[rows], (self.seed, _EPOCH, epoch), rows.start, self.augment)
             if mixed and self.mixing is not None:
                 labels = self._mixed(self.mixing, images, order, rows, (epoch, rows.start // batch_size, batch_size))
+            if following is not None:
+                self._read_ahead(order[following])
             yield images, labels
+
+    def _read_ahead(self, indices: np.ndarray) -> None:
+        """Let a thread read images (B,) that are needed next, if a device computes meanwhile."""
+        if self.placement is None or self.image_set.runs_own_code:
+            return
+        self._reader = self._reader or ThreadPoolExecutor(1, thread_name_prefix="read")
+        self._reading = indices, self._reader.submit(self.image_set.images, indices)
+
+    def _read(self, indices: np.ndarray) -> torch.Tensor:
+        """The images (B, C, H, W) at ``indices`` (B,), which a thread may have read."""
+        reading, self._reading = self._reading, None
+        if reading is not None and np.array_equal(reading[0], indices):
+            return reading[1].result()
+        return self.image_set.images(indices)
 
     def _mixed(
         self, mixing: Mixing, images: torch.Tensor, order: np.ndarray, rows: slice, where: tuple[int, int, int]
@@ -105,7 +126,7 @@ class Batches:
     def _batch(
         self, indices: np.ndarray, seed: tuple[int, ...], start: int, augment: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        images, labels = self.image_set.images(indices), targets_of(self.image_set.labels[indices])
+        images, labels = self._read(indices), targets_of(self.image_set.labels[indices])
         if self.placement is None or images.is_floating_point():  # prepared images are used as they are
             return self.transform(images, augment, seed, start), labels
         return transform_on(self.placement, self.transform, images, augment, seed, start), labels

@@ -35,6 +35,11 @@ class PreparedImages(ImageSet):
     labels: np.ndarray
     shape: tuple[int, int, int]
 
+    @property
+    def runs_own_code(self) -> bool:
+        """Always."""
+        return True
+
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read images, (B,) -> float32 (B, C, H, W) in channels_last."""
         batch = torch.empty((len(indices), *self.shape), memory_format=torch.channels_last)
@@ -84,6 +89,11 @@ class PackedInputs(ImageSet):
     sample: Callable[[int], tuple[Any, Any]]
     labels: np.ndarray
     inputs: tuple[Input, ...]
+
+    @property
+    def runs_own_code(self) -> bool:
+        """Always."""
+        return True
 
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read items, (B,) -> float32 (B, 1, 1, N): the values of an item's inputs, one after another."""

@@ -48,6 +48,11 @@ class ImageSet(ABC):
         """Whether labels tell of each class whether an image has it."""
         return self.labels.ndim > 1
 
+    @property
+    def runs_own_code(self) -> bool:
+        """Whether reading runs the caller's code, which may draw random numbers and so stays in the caller's thread."""
+        return False
+
     @abstractmethod
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read the images at ``indices`` (B,) as uint8 (B, C, H, W) of the image size."""
@@ -60,6 +65,11 @@ class Subset(ImageSet):
         self.parent, self.indices = parent, np.asarray(indices, dtype=np.int64)
         self.labels = parent.labels[self.indices]
 
+    @property
+    def runs_own_code(self) -> bool:
+        """As the other set."""
+        return self.parent.runs_own_code
+
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read images by their position in this subset, (B,) -> uint8 (B, C, H, W)."""
         return self.parent.images(self.indices[indices])
@@ -70,6 +80,11 @@ class Bordered(ImageSet):
 
     def __init__(self, parent: ImageSet, border: int) -> None:
         self.parent, self.border, self.labels = parent, border, parent.labels
+
+    @property
+    def runs_own_code(self) -> bool:
+        """As the other set."""
+        return self.parent.runs_own_code
 
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read images, (B,) -> uint8 (B, C, H + 2 border, W + 2 border)."""

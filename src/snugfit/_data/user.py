@@ -62,6 +62,11 @@ class DatasetImages(ImageSet):
     resize: bool
     normalisation: Normalisation | None
 
+    @property
+    def runs_own_code(self) -> bool:
+        """Always."""
+        return True
+
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read images, (B,) -> uint8 (B, C, H, W)."""
         batch = torch.empty((len(indices), self.channels, *self.size), dtype=torch.uint8)
