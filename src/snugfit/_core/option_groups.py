@@ -119,7 +119,7 @@ class BudgetOptions(Checked):
         total_memory: budget of all private memory of all processes of the run, those at rest included, like 400MB; or
             auto: what this machine or container has, less what others use. It replaces --memory.
         host_memory: budget of the process's private memory beside a GPU's --memory, pinned pages included, like 2GB.
-        storage: disk budget for caches, like 2GB.
+        storage: disk budget for caches and decoded photos, like 2GB.
         time_ratio: largest step time, as a fraction in (0, 1] of a full training step (rho of ElasticTrainer). Only
             strategies that select tensors keep a time ratio.
         devices: number of devices; with more than one, ``auto`` considers strategies that distribute a network over

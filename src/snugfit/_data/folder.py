@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from snugfit._core.amounts import Sides
+from snugfit._core.amounts import Sides, height_and_width
 from snugfit._data.decode import EXTENSIONS, Decoder, check_headers
+from snugfit._data.decoded import DecodedFile, KeptPixels
 from snugfit._data.files import FileNames, below, check_disjoint, check_regular, lines, visible, walk
 from snugfit._data.sets import ImageSet, Parts
 from snugfit.errors import DataError
@@ -33,12 +34,22 @@ _IMAGENETTE_NAMES = {
 
 
 class FileImages(ImageSet):
-    """Image files that are decoded when they are read."""
+    """Image files that are decoded when they are read, or the first time that they are read."""
 
     def __init__(self, files: FileNames, labels: np.ndarray, decoder: Decoder) -> None:
         self.files, self.labels, self._decoder = files, labels, decoder
+        self._kept: KeptPixels | None = None
+
+    def keep_decoded(self, file: DecodedFile) -> None:
+        """Keep the pixels of each image in a file once it was decoded."""
+        height, width = height_and_width(self._decoder.image_size)
+        self._kept = KeptPixels(file, len(self), (height, width, self._decoder.channels))
 
     def images(self, indices: np.ndarray) -> torch.Tensor:
+        """Read images, (B,) -> uint8 (B, C, H, W)."""
+        return self._decoded(indices) if self._kept is None else self._kept.images(indices, self._decoded)
+
+    def _decoded(self, indices: np.ndarray) -> torch.Tensor:
         """Decode images, (B,) -> uint8 (B, C, H, W)."""
         return self._decoder([self.files[int(index)] for index in indices])
 

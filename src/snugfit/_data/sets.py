@@ -15,8 +15,9 @@ from snugfit._core.amounts import Sides, height_and_width
 from snugfit._core.inputs import Input
 from snugfit.errors import DataError
 
-if TYPE_CHECKING:  # it imports PIL, which records of pixels do not need
+if TYPE_CHECKING:  # the first imports PIL, which records of pixels do not need
     from snugfit._data.decode import Decoder
+    from snugfit._data.decoded import DecodedFile
 
 MOST_CLASSES = 100_000
 """ImageNet-21k has 21,843."""
@@ -53,6 +54,10 @@ class ImageSet(ABC):
         """Whether reading runs the caller's code, which may draw random numbers and so stays in the caller's thread."""
         return False
 
+    def keep_decoded(self, file: DecodedFile) -> None:
+        """Decode each image once, if it needs to be decoded, and keep its pixels in a file."""
+        return
+
     @abstractmethod
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read the images at ``indices`` (B,) as uint8 (B, C, H, W) of the image size."""
@@ -70,6 +75,10 @@ class Subset(ImageSet):
         """As the other set."""
         return self.parent.runs_own_code
 
+    def keep_decoded(self, file: DecodedFile) -> None:
+        """As the other set."""
+        self.parent.keep_decoded(file)
+
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read images by their position in this subset, (B,) -> uint8 (B, C, H, W)."""
         return self.parent.images(self.indices[indices])
@@ -85,6 +94,10 @@ class Bordered(ImageSet):
     def runs_own_code(self) -> bool:
         """As the other set."""
         return self.parent.runs_own_code
+
+    def keep_decoded(self, file: DecodedFile) -> None:
+        """As the other set."""
+        self.parent.keep_decoded(file)
 
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read images, (B,) -> uint8 (B, C, H + 2 border, W + 2 border)."""

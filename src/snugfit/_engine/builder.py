@@ -22,6 +22,7 @@ from snugfit._core.request import Request
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit._core.workload import BATCH_SIZE, FINE_TUNING_BATCH_SIZE, OptimizerSettings, Workload
 from snugfit._data import Batches, ImageSet, Splits, Transform
+from snugfit._data.decoded import DecodedFile
 from snugfit._data.device_transform import Placement
 from snugfit._data.prepared import AsIs
 from snugfit._data.synthetic import synthetic_splits
@@ -87,8 +88,13 @@ class Assembly:
             anchors=workload.anchors,
         )
 
-    def training_data(self, placement: Placement | None = None) -> TrainingData:
-        """The splits as batches, whose images are transformed where ``placement`` says."""
+    def training_data(self, placement: Placement | None = None, decoded: DecodedFile | None = None) -> TrainingData:
+        """The splits as batches.
+
+        Args:
+            placement: where images are transformed; on the host by default.
+            decoded: where pixels of photos are kept that are read in every epoch.
+        """
         splits, seed, batches = self.splits, self.workload.seed, rules_of(self.workload.task).batches
         training = self.request.training
         kind = AsIs if splits.as_is else Transform
@@ -100,6 +106,9 @@ class Assembly:
         test = None if splits.test is None else batches(splits.test, transform, seed=seed)
         for each in filter(None, (train, val, test)):
             each.placement = placement
+        if decoded is not None and self.workload.epochs > 1:
+            splits.train.keep_decoded(decoded)
+            splits.val.keep_decoded(decoded)
         return TrainingData(
             train=train,
             val=val,

@@ -24,6 +24,7 @@ from snugfit._core.registry import config_of, strategy_class
 from snugfit._core.request import Request
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import TaskName
+from snugfit._data.decoded import DecodedFile, space_for_pixels
 from snugfit._data.device_transform import Placement
 from snugfit._engine.builder import assemble, own_splits
 from snugfit._engine.distributed import commands_of_run
@@ -189,6 +190,12 @@ def _placement(device: torch.device, plan: Plan) -> Placement | None:
     return Placement(device, pinned=not found.memory.unified and plan.budget.host_memory is None)
 
 
+def _decoded_file(run: Run) -> DecodedFile:
+    """Where photos are kept once they were decoded: within what the strategy leaves of the storage budget."""
+    folder, needed = run.cache_dir, run.predicted.storage_bytes
+    return DecodedFile(folder, space_for_pixels(folder, run.budget.storage_bytes, needed), run.count_decoded)
+
+
 def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop: StopFlag | None) -> Record:
     plan, assembly, resting = planned.plan, planned.assembly, planned.baseline
     choice, device = plan.choice, choose_device(assembly.request.machine.device)
@@ -223,7 +230,8 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
             if warning := replace(plan, memory=memory).machine_warning:
                 run.emit(Notice(warning))
             with by_flag(plan):
-                record = strategy.fit(assembly.chain, assembly.training_data(_placement(device, plan)), run)
+                data = assembly.training_data(_placement(device, plan), _decoded_file(run))
+                record = strategy.fit(assembly.chain, data, run)
         structure = config_of(name).structure(record)
         replace(assembly.architecture, strategy=name, structure=structure).write(folder, run.manifest)
         run.manifest.announce(run.metrics.written(grows=False))

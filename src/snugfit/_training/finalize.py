@@ -148,6 +148,7 @@ def make_record(run: Run, data: TrainingData, outcome: Outcome) -> Record:
             "tensor_peak_bytes": max((phase.tensor_peak_bytes for phase in position.phases), default=0),
             "seconds": position.seconds,
             "storage_bytes": position.storage_bytes,
+            "decoded_bytes": position.decoded_bytes,
             "missed_phases": [phase.name for phase in position.phases if phase.exceeded],
             "device_memory": position.device_shares or None,
             "energy_joules": position.energy_joules if run.energy.counts else None,

@@ -59,7 +59,7 @@ class Position:
         energy_joules: energy of the machine's processors before this position; 0 without a counter.
         phase_peak_bytes, phase_tensor_bytes: measured so far in the current phase.
         peak_bytes: measured so far in the run; ``total_bytes`` of all its processes, ``device_shares`` by kind.
-        storage_bytes: most bytes of cache on disk so far.
+        storage_bytes: most bytes of cache on disk so far; ``decoded_bytes`` those of decoded photos besides.
         phases, exits: records of finished phases and exits.
         kept: the epoch whose weights are kept, of those that were validated so far.
         improved: the last epoch whose validation accuracy was better than all before.
@@ -82,6 +82,7 @@ class Position:
     total_bytes: int = 0
     device_shares: dict[str, int] = field(default_factory=dict)
     storage_bytes: int = 0
+    decoded_bytes: int = 0
     metrics_offset: int = 0
     phases: list[PhaseRecord] = field(default_factory=list)
     exits: list[ExitRecord] = field(default_factory=list)
@@ -194,6 +195,10 @@ class Run:
             return wanted
         self.emit(Notice(f"{self.metrics.path} {flaw or 'was damaged'}; it starts again, and training continues"))
         return 0
+
+    def count_decoded(self, size: int) -> None:
+        """Count bytes of decoded photos on disk."""
+        self.position.decoded_bytes = max(self.position.decoded_bytes, size)
 
     def count_storage(self, size: int) -> None:
         """Count bytes on disk at this moment; the record holds the most."""
