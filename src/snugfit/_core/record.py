@@ -107,8 +107,9 @@ class Record:
         enforced: whether the operating system or allocator enforced the memory budget.
         predicted: ``peak_bytes``, ``total_memory_bytes``, ``seconds``, ``storage_bytes``.
         measured: ``peak_bytes``, ``peak_metric``, ``total_memory_bytes`` (None if unknown), ``tensor_peak_bytes``,
-            ``seconds``, ``storage_bytes``, ``decoded_bytes`` (of photos on disk that were decoded once, within the
-            storage budget but not predicted), ``energy_joules`` (None if no counter is readable), ``missed_phases``
+            ``seconds``, ``data_seconds`` (in which training steps waited for their images), ``storage_bytes``,
+            ``decoded_bytes`` (of photos on disk that were decoded once, within the storage budget but not predicted),
+            ``energy_joules`` (None if no counter is readable), ``missed_phases``
             (names of the phases whose peak lies above their own prediction, even if that of the whole run holds),
             ``device_memory`` (``context_bytes``, ``reserved_bytes``, ``allocated_bytes`` and ``fragmentation_bytes`` of
             a GPU at the peak, and the most ``host_bytes``; None on the processor), ``loss_scale`` (in float16 the last

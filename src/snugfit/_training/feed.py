@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from torch import Tensor
@@ -32,10 +33,13 @@ class Feed:
             self._seed(self._run.position.step)
 
     def take(self) -> Batch:
-        """The next batch, on the run's device."""
+        """The next batch, on the run's device; the run counts the seconds that it waits."""
+        started = time.perf_counter()
         images, labels = self._ahead or next(self._batches)
         self._ahead = None
-        return images.to(self._run.device), labels.to(self._run.device)
+        batch = images.to(self._run.device), labels.to(self._run.device)
+        self._run.position.data_seconds += time.perf_counter() - started
+        return batch
 
     def read_ahead(self, *, step_ends: bool) -> None:
         """Read the next batch if the device is still working on the last one, with which the step ends or goes on."""

@@ -147,6 +147,7 @@ def make_record(run: Run, data: TrainingData, outcome: Outcome) -> Record:
             "total_memory_bytes": position.total_bytes or None,
             "tensor_peak_bytes": max((phase.tensor_peak_bytes for phase in position.phases), default=0),
             "seconds": position.seconds,
+            "data_seconds": position.data_seconds,
             "storage_bytes": position.storage_bytes,
             "decoded_bytes": position.decoded_bytes,
             "missed_phases": [phase.name for phase in position.phases if phase.exceeded],

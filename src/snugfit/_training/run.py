@@ -55,7 +55,8 @@ class Position:
     Attributes:
         phase, epoch, step: the next step to run.
         loss_sum, correct, samples: sums of the current epoch so far.
-        seconds: time spent in training before this position; ``phase_seconds`` of it in the current phase.
+        seconds: time spent in training before this position; ``phase_seconds`` of it in the current phase, and
+            ``data_seconds`` of it in waiting for batches of training steps.
         energy_joules: energy of the machine's processors before this position; 0 without a counter.
         phase_peak_bytes, phase_tensor_bytes: measured so far in the current phase.
         peak_bytes: measured so far in the run; ``total_bytes`` of all its processes, ``device_shares`` by kind.
@@ -75,6 +76,7 @@ class Position:
     samples: int = 0
     seconds: float = 0.0
     phase_seconds: float = 0.0
+    data_seconds: float = 0.0
     energy_joules: float = 0.0
     phase_peak_bytes: int = 0
     phase_tensor_bytes: int = 0

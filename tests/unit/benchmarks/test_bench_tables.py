@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from bench_cells import finished, infeasible
-from benchmarks import accuracy, budgets, lls, memory, overhead, speed_tables, tables
+from benchmarks import accuracy, budgets, lls, memory, overhead, photos, speed_tables, tables
 
 MACHINE = {
     "hardware": "Abacus",
@@ -85,6 +85,15 @@ def test_accuracy_compares_pairs() -> None:
     text = accuracy.render([finished("blockwise", 1.0), full, timed])
     assert row_of(text, "1 of 4")[3:6] == ["-2.00", "a (1 of 4)", "10.0"]
     assert "throughput at batch 128, median: 2.00" in text
+
+
+def test_waiting_for_photos_is_a_share_of_training() -> None:
+    record = {"measured": {"data_seconds": 0.5, "decoded_bytes": 2_500_000}}
+    cell = {"exit_code": 0, "record": record, "training_seconds": 20.0}
+    settings = {"model": "vgg8", "image_size": 96}
+    cells = [{**cell, "settings": {**settings, "storage": storage}} for storage in (None, "1MB")]
+    table = photos.render(cells).splitlines()
+    assert table[2] == "| vgg8 | 96 | once | 20.0 | 0.5 | 2.5 % | 2.5 |" and "in every epoch" in table[3]
 
 
 def test_overhead_counts_once_what_happens_once() -> None:

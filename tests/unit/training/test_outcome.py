@@ -100,6 +100,8 @@ def test_the_record_puts_prediction_beside_measurement(tmp_path):
     run.start_phase(PHASE, 0, 1, 3, 5)
     run.meter.next_peak, run.meter.total_bytes = 80, 1110
     run.position.phase_tensor_bytes, run.position.storage_bytes = 60, 5
+    run.position.data_seconds = 0.25
+    run.count_decoded(9)
     run.add_overhead("caching", 2.0)
     run.end_phase(PHASE, 3, 5)
     evaluation, parameters = FinalEvaluation(0.5, 0.25, 1.0, [[1]]), {"full": 9, "trained_model": 4}
@@ -114,7 +116,8 @@ def test_the_record_puts_prediction_beside_measurement(tmp_path):
     assert record.measured.pop("missed_phases") == []
     assert record.measured.pop("total_memory_bytes") == 1110 and record.measured.pop("device_memory") is None
     assert record.measured.pop("loss_scale") is None
-    assert record.measured == {"peak_bytes": 80, "peak_metric": "told", "tensor_peak_bytes": 60, "storage_bytes": 5}
+    sizes = {"peak_bytes": 80, "tensor_peak_bytes": 60, "storage_bytes": 5, "decoded_bytes": 9}
+    assert record.measured == {"peak_metric": "told", "data_seconds": 0.25, **sizes}
     limits = dict.fromkeys(("storage_bytes", "time_ratio", "total_memory_bytes", "host_memory_bytes"))
     assert record.budget == {"memory_bytes": 100_000_000, **limits}
     assert record.accuracy == {"val": 0.5, "test": 0.25, "test_top5": 1.0}
