@@ -62,7 +62,7 @@ def render(cells: list[Cell]) -> str:
         "pixels on disk (MB)",
     )
     rows = []
-    for cell in succeeded(cells):
+    for cell in succeeded([cell for cell in cells if cell["arm"] == "photos"]):
         measured, settings = cell["record"]["measured"], cell["settings"]
         every = "in every epoch" if settings["storage"] else "once"
         seconds = (cell["training_seconds"], measured["data_seconds"])

@@ -78,7 +78,7 @@ RELIABILITY: dict[str, Callable[[list[Cell]], str]] = {
 QUESTIONS = {
     "budgets": ("budgets", "planner", "overhead", "boards"),
     "smallest_memory": ("floors", "peers", "memory", "optimizer_state", "kept_maps", "paging"),
-    "speed": ("speed",),
+    "speed": ("speed", "photos"),
     "accuracy": ("accuracy", "ablations", "coupling", "exits", "lls"),
     "fine_tuning": ("elastic", "sidenet"),
     "tiles": ("tiled", "tilecosts", "tilescaling"),

@@ -89,7 +89,7 @@ def test_accuracy_compares_pairs() -> None:
 
 def test_waiting_for_photos_is_a_share_of_training() -> None:
     record = {"measured": {"data_seconds": 0.5, "decoded_bytes": 2_500_000}}
-    cell = {"exit_code": 0, "record": record, "training_seconds": 20.0}
+    cell = {"arm": "photos", "exit_code": 0, "record": record, "training_seconds": 20.0}
     settings = {"model": "vgg8", "image_size": 96}
     cells = [{**cell, "settings": {**settings, "storage": storage}} for storage in (None, "1MB")]
     table = photos.render(cells).splitlines()
