@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import linecache
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -15,6 +17,16 @@ from torch import Tensor, nn
 GROUP_NORM_MENDED = "2.14"
 """The first torch whose GroupNorm does not crash; 2.11.0, 2.12.1 and 2.13.0 do."""
 _GROUP_NORM_BACKWARD = torch.ops.aten.native_group_norm_backward
+
+
+def _forget_source_lines() -> None:
+    """Free the lines of torch's source files that it read while it was imported; ``linecache`` reads them on demand."""
+    folder = str(Path(torch.__file__).parent)
+    for file in [each for each in linecache.cache if each.startswith(folder)]:
+        linecache.cache.pop(file, None)
+
+
+_forget_source_lines()  # before other modules are imported, which take the 1.8 MiB
 
 
 @cache

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 MIB = 2**20
-RESTS_ABOVE_TORCH = 10 * MIB
-"""7.2 MiB here; the private memory of torch's kernels differs by some 2 MiB between processors."""
+RESTS_ABOVE_TORCH = 8 * MIB
+"""5.7 MiB here; the private memory of torch's kernels differs by some 2 MiB between processors."""
 ANON = "int(next(line for line in open('/proc/self/status') if line.startswith('RssAnon')).split()[1]) * 1024"
 HEAVY = ("torch._dynamo", "torch._inductor", "torch.onnx", "onnx", "sympy", "kornia", "matplotlib", "sklearn", "scipy")
 LOADED = "*[name for name in {} if type(sys.modules.get(name)).__name__ == 'module']"
