@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -124,3 +125,19 @@ def test_a_forked_process_rests_at_the_same_memory(capfd, monkeypatch):
 
     forked, alone = rest(0), rest(10**18)
     assert abs(forked - alone) < 1_000_000 < forked
+
+
+def test_objects_of_an_import_are_never_looked_at_again(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "imported.py").write_text("import gc\nwas_enabled = gc.isenabled()")
+    (tmp_path / "failing.py").write_text("raise ImportError('no torch here')")
+    before = gc.get_freeze_count()
+    try:
+        found = worker_processes.import_api("imported")
+        assert not found.was_enabled and gc.isenabled() and gc.get_freeze_count() > before
+        assert worker_processes.import_api("imported") is found
+        with pytest.raises(ImportError, match="no torch here"):
+            worker_processes.import_api("failing")
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()

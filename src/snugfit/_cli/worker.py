@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -21,7 +20,7 @@ from snugfit._cli.startup import (
     quick_exit,
     redeliver_swallowed_interrupts,
 )
-from snugfit._cli.worker_processes import FORWARDED, end_server, forked_job
+from snugfit._cli.worker_processes import FORWARDED, end_server, forked_job, import_api
 from snugfit._core.request import Request
 from snugfit._training.events import Event, Notice, RunStarted, without_notices
 from snugfit.errors import InterruptedRunError
@@ -86,7 +85,7 @@ def _attempt(job: dict[str, Any], send: Send) -> FailedError | None:
 
 
 def _work(job: dict[str, Any], send: Send) -> Any:
-    api = importlib.import_module(API_MODULE)
+    api = import_api(API_MODULE)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def announce(event: Event) -> None:

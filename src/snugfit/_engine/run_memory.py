@@ -108,7 +108,7 @@ def limit_bytes(plan: Plan, resting: Baseline, device: torch.device) -> int | No
         InfeasibleBudgetError: the budget of all processes no longer leaves the predicted peak.
     """
     budget, total = plan.budget.memory_bytes, plan.budget.total_memory_bytes
-    memory = memory_at_rest(resting, device)
+    memory = memory_at_rest(resting, device) if total is not None else None
     if budget is None or total is None or memory is None:
         return budget
     left = min(budget, total - memory.rest_bytes)

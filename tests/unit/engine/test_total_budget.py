@@ -87,6 +87,11 @@ def test_a_resumed_run_may_add_no_more_than_its_plan_and_than_the_total_leaves(m
     assert resumed(monkeypatch, 999 * MB, memory="100MB") == 100 * MB and resumed(monkeypatch, 1) is None
 
 
+def test_without_a_total_nothing_is_read(monkeypatch):
+    monkeypatch.delattr(run_memory, "memory_at_rest")
+    assert limit_bytes(plan(memory="100MB"), Baseline(0, 0), CPU) == 100 * MB
+
+
 def test_a_resumed_run_needs_no_memory_for_what_the_heap_would_keep(monkeypatch):
     phase = Phase("network", 100 * MB, 1.0, 16, kept_bytes=20 * MB)
     monkeypatch.setattr(sys.modules[__name__], "COST", Cost(100 * MB, 1.0, 1.0, phases=(phase,)))
