@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor, fx, nn
@@ -158,3 +160,85 @@ def test_shapes_and_changes_of_the_input_are_the_same_from_the_cache():
         known = node.meta.get("tensor_meta")
         if hasattr(known, "shape"):
             assert real[node.name] == tuple(known.shape), node
+
+
+ATEN = torch.ops.aten
+MASKS = [list(mask) for mask in product((True, False), repeat=3)]
+
+
+def on_meta(*shape, dtype=torch.float32, memory_format=torch.contiguous_format):
+    return torch.empty(shape, dtype=dtype, device="meta", memory_format=memory_format)
+
+
+def norms(images, dtype, *, affine=True, stats=True, training=True):
+    """A batch norm as an operator and its arguments, then its backward passes."""
+    channels = images.shape[1]
+    weight, bias = (on_meta(channels, dtype=dtype) if affine else None for _ in range(2))
+    kept = [on_meta(channels) if stats else None for _ in range(2)]
+    forward = (images, weight, bias, *kept, training, 0.1, 1e-5)
+    yield ATEN.native_batch_norm.default, forward
+    if stats:
+        yield ATEN._native_batch_norm_legit.default, forward
+    for mask in MASKS:
+        saved = on_meta(channels), on_meta(channels)
+        arguments = (torch.empty_like(images), images, weight, *kept, *saved, training, 1e-5, mask)
+        yield ATEN.native_batch_norm_backward.default, arguments
+
+
+def told(outputs):
+    return [
+        one if one is None else (one.shape, one.stride(), one.dtype, one.device, one.untyped_storage().nbytes())
+        for one in outputs
+    ]
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_batch_norm_gives_what_torch_gives(memory_format, dtype):
+    images = on_meta(2, 3, 4, 5, dtype=dtype, memory_format=memory_format)
+    cases = [
+        {"dtype": kind, "affine": affine, "stats": stats, "training": training}
+        for kind, affine in ((torch.float32, True), (dtype, True), (dtype, False))
+        for stats, training in ((True, True), (True, False), (False, True))
+    ]
+    for case in cases:
+        for func, arguments in norms(images, **case):
+            found = meta._batch_norm(func, arguments)
+            assert found is not None and told(found) == told(func(*arguments)), (func, case)
+
+
+UNUSUAL = {
+    "one pixel": on_meta(2, 3, 1, 1),
+    "one image": on_meta(1, 3, 4, 4),
+    "one channel": on_meta(2, 1, 4, 4),
+    "rows": on_meta(2, 3, 4),
+    "double": on_meta(2, 3, 4, 4, dtype=torch.float64),
+    "transposed": on_meta(2, 3, 4, 5).transpose(2, 3),
+    "gaps": on_meta(2, 3, 8, 8)[:, :, ::2],
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_torch_computes_an_unusual_batch_norm(name):
+    for func, arguments in norms(UNUSUAL[name], torch.float32):
+        assert meta._batch_norm(func, arguments) is None, func
+
+
+def test_torch_refuses_a_batch_norm_that_does_not_fit():
+    images, three, two = on_meta(2, 3, 4, 4), on_meta(3), on_meta(2)
+    forward, backward = ATEN.native_batch_norm.default, ATEN.native_batch_norm_backward.default
+    last = (three, three, three, three, three, True, 1e-5, [True] * 3)
+    for func, arguments in (
+        (forward, (images, three, three, two, two, True, 0.1, 1e-5)),
+        (forward, (images, two, three, three, three, True, 0.1, 1e-5)),
+        (forward, (images, three, three, None, None, False, 0.1, 1e-5)),
+        (backward, (on_meta(2, 3, 5, 5), images, *last)),
+    ):
+        with pytest.raises((RuntimeError, AssertionError)):
+            meta.run(func, arguments, {})
+
+
+def test_a_gradient_of_another_layout_is_left_to_torch():
+    grad, images = on_meta(2, 3, 4, 4, memory_format=torch.channels_last), on_meta(2, 3, 4, 4)
+    arguments = (grad, images, *[on_meta(3)] * 5, True, 1e-5, [True] * 3)
+    assert meta._batch_norm(ATEN.native_batch_norm_backward.default, arguments) is None
