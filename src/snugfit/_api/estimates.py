@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from snugfit._core.estimate import EstimateOptions, MemoryEstimate
 from snugfit._core.inputs import inputs_text
+from snugfit._core.keywords import EstimateKeywords, with_keywords
 from snugfit._core.known import check_model
 from snugfit._core.options import from_keywords
 from snugfit._data.prepared import inputs_of
 from snugfit._engine.estimating import estimate_step
 from snugfit.errors import UsageError, shown
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Estimate(MemoryEstimate):
 def estimate(
     model: str | nn.Module | Callable[[], nn.Module],
     input: Tensor | Sequence[Any] | Mapping[str, Any] | str,
-    **options: Any,
+    **options: Unpack[EstimateKeywords],
 ) -> Estimate:
     """Say how much memory training needs, and why, without data and without allocating any of it.
 
@@ -85,15 +89,21 @@ def estimate(
         BudgetExceededError: ``measure`` is set, and memory is refused.
     """
     shape, size = _described(input)
-    options = {**size, **options}
-    if isinstance(options.get("batch_size"), (list, tuple)):
-        options["batch_size"] = ",".join(map(str, options["batch_size"]))
-    chosen = from_keywords(EstimateOptions, {**options, "input_shape": shape})
+    given: dict[str, Any] = {**size, **options}
+    if "input_shape" in given:
+        raise UsageError("give the shape as the input, the second argument, and leave out input_shape=.")
+    if isinstance(given.get("batch_size"), (list, tuple)):
+        given["batch_size"] = ",".join(map(str, given["batch_size"]))
+    chosen = from_keywords(EstimateOptions, {**given, "input_shape": shape})
     if isinstance(model, str):
         check_model(model)
     elif chosen.classes is not None:
         raise UsageError("classes= is for a model that is given by name; a module has its own.")
     return Estimate(**vars(estimate_step(model, chosen)))
+
+
+_OPTIONS = {each.name: each.default for each in fields(EstimateOptions) if each.name != "input_shape"}
+vars(estimate)["__signature__"] = with_keywords(estimate, _OPTIONS)
 
 
 def _described(input: Any) -> tuple[Any, dict[str, int]]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from snugfit._chain import Chain
 from snugfit._core.amounts import parse_bytes
+from snugfit._core.keywords import LoopKeywords, with_keywords
 from snugfit._core.options import Checked, Count, Size, from_keywords
 from snugfit._core.parts import part_sizes
 from snugfit._core.request import Request
@@ -29,6 +30,9 @@ from snugfit.memory import MemoryLimit, PeakMeter, make_meter, release_memory, t
 from snugfit.memory.freed_memory import FreedMemory
 from snugfit.profiling import META_PASS_BYTES
 from snugfit.strategies.recomputation.schedule import Schedule, parse_schedule
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _OWN_OPTIMIZER = "snugfit.memory.MemoryLimit bounds a training loop with an optimizer of your own."
 
@@ -233,7 +237,12 @@ class FitStep:
 
 @contextmanager
 def fit(
-    model: nn.Module, loss_function: Loss, *, example: tuple[Tensor, Tensor], memory: str | int, **options: Any
+    model: nn.Module,
+    loss_function: Loss,
+    *,
+    example: tuple[Tensor, Tensor],
+    memory: str | int,
+    **options: Unpack[LoopKeywords],
 ) -> Iterator[FitStep]:
     """Train a module in a loop of one's own, inside a memory budget.
 
@@ -284,6 +293,9 @@ def fit(
                 yield step
         finally:
             step._close()
+
+
+vars(fit)["__signature__"] = with_keywords(fit, {each.name: each.default for each in fields(LoopOptions)})
 
 
 def _planned(

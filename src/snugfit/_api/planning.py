@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -13,6 +12,7 @@ from torch import nn
 
 from snugfit._api.training import TrainedRecord, shown
 from snugfit._core.budget import Budget
+from snugfit._core.keywords import PlanKeywords, with_keywords
 from snugfit._core.known import check_foreign_options, require_data
 from snugfit._core.option_groups import FROM_PYTHON, BudgetOptions, Trained
 from snugfit._core.options import Count, checked
@@ -31,8 +31,6 @@ from snugfit.errors import UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from snugfit._core.keywords import PlanKeywords
 
 
 _OWN_OPTIMIZER = (
@@ -216,20 +214,16 @@ def plan(
     return RunnablePlan(**vars(make_plan(request, splits, module, subscribers, own=own)))
 
 
-def _with_keywords(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature of a function with the options of a request, for completion and help where code runs."""
-    request, own = Request(), inspect.signature(function)
+def _defaults() -> dict[str, Any]:
+    """The options of a request with their defaults, and metrics, which Python alone takes."""
+    request = Request()
     groups = [getattr(request, group.name) for group in fields(request)]
-    defaults = {option.name: getattr(group, option.name) for group in groups for option in fields(group)}
-    named = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    others = [name for name in (*defaults, "metrics") if name not in own.parameters]
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name)) for name in sorted(others)
-    ]
-    return own.replace(parameters=[*named, *options])
+    return {option.name: getattr(group, option.name) for group in groups for option in fields(group)} | {
+        "metrics": None
+    }
 
 
-vars(plan)["__signature__"] = _with_keywords(plan)
+vars(plan)["__signature__"] = with_keywords(plan, _defaults())
 
 
 def _own_parts(options: dict[str, Any]) -> tuple[OwnParts, dict[str, Any]]:

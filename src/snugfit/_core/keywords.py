@@ -1,7 +1,8 @@
-"""The options of a plan as typed keywords, for editors and type checkers."""
+"""Options as typed keywords, for editors and type checkers, and as signatures where code runs."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -101,3 +102,40 @@ class PlanKeywords(TypedDict, total=False):
     out: str | Path | None
     cache_dir: str | Path | None
     profile_cache: str | Path
+
+
+class LoopKeywords(TypedDict, total=False):
+    """Keywords of :func:`snugfit.fit`, beside its example and memory: those of ``_api.loop.LoopOptions``."""
+
+    batch_size: int
+    optimizer: Literal["sgd", "adamw"]
+    optimizer_state: Literal["float32", "bfloat16", "int8"] | None
+    lr: float | None
+    weight_decay: float | None
+    keep_freed: bool
+
+
+class EstimateKeywords(TypedDict, total=False):
+    """Keywords of :func:`snugfit.estimate`, beside its input: those of ``_core.estimate.EstimateOptions``."""
+
+    classes: int | None
+    batch_size: int | str | Sequence[int]
+    memory: str | int | None
+    optimizer: Literal["sgd", "adamw", "schedulefree"]
+    optimizer_state: Literal["float32", "bfloat16", "int8"]
+    precision: Literal["float32", "bfloat16"]
+    weight_dtype: Literal["float32", "bfloat16"]
+    measure: bool
+    threads: int | None
+
+
+def with_keywords(function: Callable[..., Any], defaults: Mapping[str, Any]) -> inspect.Signature:
+    """The signature of a function with options and their defaults, for completion and help where code runs."""
+    own = inspect.signature(function)
+    named = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        for name, default in sorted(defaults.items())
+        if name not in own.parameters
+    ]
+    return own.replace(parameters=[*named, *options])

@@ -200,6 +200,7 @@ def test_models_that_cannot_be_estimated(model, text):
         (("smallconv", (1, 8, 8)), {"optimizer": "schedulefree", "weight_dtype": "bfloat16"}),
         ((nn.Conv2d(1, 1, 1), (1, 8, 8)), {"classes": 3}),
         (("smallconv", (1, 8, 8)), {"epochs": 3}),
+        (("smallconv", (1, 8, 8)), {"input_shape": (3, 8, 8)}),
         (("smalconv", (1, 8, 8)), {}),
     ],
 )

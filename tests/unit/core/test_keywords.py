@@ -1,4 +1,7 @@
-"""The typed keywords of a plan are the options of a request, and so is the signature that editors complete from."""
+"""Typed keywords are the options of a function, and so is the signature that editors complete from.
+
+That type checkers know them is in ``typed_calls.py``, beside this file, which mypy reads.
+"""
 
 import inspect
 import types
@@ -10,7 +13,9 @@ from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hin
 import pytest
 
 import snugfit
-from snugfit._core.keywords import PlanKeywords
+from snugfit._api.loop import LoopOptions
+from snugfit._core.estimate import EstimateOptions
+from snugfit._core.keywords import EstimateKeywords, LoopKeywords, PlanKeywords
 from snugfit._core.request import Request
 
 OPTIONS = {
@@ -20,6 +25,11 @@ OPTIONS = {
 }
 WIDER = {str: (int, float, Path, Sequence[int], Sequence[float], tuple[int, int]), int: (tuple[int, int],)}
 """Types of values that mean what a flag's text means."""
+OTHERS = {
+    "fit": (snugfit.fit, LoopKeywords, LoopOptions),
+    "estimate": (snugfit.estimate, EstimateKeywords, EstimateOptions),
+}
+"""Other functions with their keywords and options."""
 
 
 def alternatives(kind):
@@ -55,6 +65,30 @@ def test_the_signature_has_all_of_them_with_their_defaults():
     assert [*found][:4] == ["model", "data", "budget", "subscribers"] and found["model"].default == "vgg16"
     defaults = {name: found[name].default for name in ("epochs", "memory", "strategy", "metrics")}
     assert defaults == {"epochs": 10, "memory": None, "strategy": "auto", "metrics": None}
+
+
+def written_in(function):
+    """Parameters that the function itself writes, by its code."""
+    code = inspect.unwrap(function).__code__
+    return {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
+
+
+@pytest.mark.parametrize(("function", "keywords", "kind"), OTHERS.values(), ids=OTHERS)
+def test_keywords_of_other_functions_are_their_options(function, keywords, kind):
+    options = {each.name: each.default for each in fields(kind)}
+    hints, declared = get_type_hints(keywords), get_type_hints(kind, include_extras=True)
+    assert {*hints} == {*options} - {*written_in(function), "input_shape"}
+    for name, hint in hints.items():
+        here, there = alternatives(hint), alternatives(declared[name])
+        assert there <= here and here - there <= {each for one in there for each in WIDER.get(one, ())}
+    found = inspect.signature(function).parameters
+    assert {*found} == {*written_in(function), *hints}
+    assert {name: found[name].default for name in hints} == {name: options[name] for name in hints}
+
+
+def test_other_functions_call_their_options_as_a_plan_does():
+    assert {*get_type_hints(LoopKeywords), "memory"} - {"keep_freed"} <= {*get_type_hints(PlanKeywords)}
+    assert {*get_type_hints(EstimateKeywords)} - {"measure"} <= {*get_type_hints(PlanKeywords)}
 
 
 @pytest.mark.parametrize(
