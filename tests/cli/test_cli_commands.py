@@ -307,9 +307,11 @@ def test_help_and_usage_errors_import_no_torch():
     )
     for tokens in (
         ["--help"],
+        ["--help-all"],
         ["train", "--help"],
         ["train", "--help-all"],
         ["report", "--help"],
+        ["export", "--help-all"],
         ["report", "nowhere"],
     ):
         assert subprocess.run([sys.executable, "-c", code, *tokens], capture_output=True, check=False).returncode == 0

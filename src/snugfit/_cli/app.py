@@ -2,89 +2,49 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import inspect
-import shlex
 import sys
-import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import Any, NoReturn
 
 from cyclopts import UNSET, App, CoercionError, CycloptsError, Group, MissingArgumentError, Token
 from cyclopts.argument import Argument
 
+from snugfit._cli.help_texts import ALL_FLAGS, CLUSTER_HELP, HELP, command_help, overview, summary
 from snugfit._cli.output import show_error
 from snugfit._cli.startup import ReaderGoneError, die_with_agent, ignore_signals, raise_at_signals
-from snugfit._core.options import checked, common_options, read
-from snugfit._report.wrapping import broken, command_lines
+from snugfit._core.options import checked, read
 from snugfit._version import __version__
 from snugfit.errors import SnugfitError, UnknownNameError, UsageError
 
-ALL_FLAGS = "--help-all"
 BROKEN_PIPE = 141
 """128 + SIGPIPE, as for every tool whose reader went away."""
 
 _FINISHED = "snugfit._cli.finished_runs"
-COMMANDS = {
-    "plan": "snugfit._cli.plan:plan",
-    "train": "snugfit._cli.train:train",
-    "evaluate": f"{_FINISHED}:evaluate",
-    "predict": f"{_FINISHED}:predict",
-    "profile": "snugfit._cli.profile:profile",
-    "estimate": "snugfit._cli.estimate:estimate",
-    "report": f"{_FINISHED}:report",
-    "export": f"{_FINISHED}:export",
-    "verify": f"{_FINISHED}:verify",
+COMMAND_GROUPS = {
+    "Before training": {
+        "plan": "snugfit._cli.plan:plan",
+        "estimate": "snugfit._cli.estimate:estimate",
+        "profile": "snugfit._cli.profile:profile",
+    },
+    "Training": {"train": "snugfit._cli.train:train"},
+    "Finished runs": {
+        "evaluate": f"{_FINISHED}:evaluate",
+        "predict": f"{_FINISHED}:predict",
+        "report": f"{_FINISHED}:report",
+        "export": f"{_FINISHED}:export",
+        "verify": f"{_FINISHED}:verify",
+    },
 }
-"""Functions by command. A module is imported when the command line names the command."""
-SHORT_HELP = ("plan", "train", "profile", "estimate")
-"""Commands whose ``--help`` shows the most used flags, and ``--help-all`` all of them."""
-_HELP_FLAGS = ("--help", "-h", ALL_FLAGS)
+"""Functions by command, in the groups of the help. A module is imported when the command line names the command."""
+COMMANDS = {name: path for commands in COMMAND_GROUPS.values() for name, path in commands.items()}
+FIRST_COMMANDS = ("plan", "estimate", "train", "evaluate", "predict", "report", "export")
+"""Commands of the short help."""
+_SHORT_HELP_FLAGS = ("--help", "-h")
+_HELP_FLAGS = (*_SHORT_HELP_FLAGS, ALL_FLAGS)
 
-HELP = """\
-Train CNNs inside a memory budget that is predicted, enforced and verified.
-
-What fits into 100 MB on this machine, and what does it cost?
-
-    snugfit plan --model vgg16 --data digits --memory 100MB
-
-How much memory does a training step need, and why?
-
-    snugfit estimate --model resnet18 --input-shape 3x224x224 --classes 100
-
-Train with the best strategy that fits, and never use more:
-
-    snugfit train --model vgg16 --data digits --memory 100MB --out runs/first
-
-Classify a folder of images with the model that came out:
-
-    snugfit predict runs/first photos/ --out classes.csv
-"""
-
-
-CLUSTER_HELP = """\
-Train on several processes or hosts at once, and measure their network and processors.
-
-How fast are the hosts, and the links between them?
-
-    snugfit cluster doctor --hosts cluster.yaml --out cluster.json
-
-How would a network be cut into tiles over them, and what would a step take?
-
-    snugfit cluster plan --cluster cluster.json --model yolov2_16 --image-size 608
-
-Train over all of them; rank 0, on the first host, has the data and writes the run folder:
-
-    snugfit cluster launch --hosts cluster.yaml -- train --strategy tiled --model vgg16
-
-Traffic is neither encrypted nor authenticated: for networks that you trust.
-"""
 CLUSTER_COMMANDS = {
     "launch": "snugfit._cli.launch:launch",
     "doctor": "snugfit._cli.doctor:doctor",
@@ -169,26 +129,6 @@ def read_value(argument: Argument, text: str) -> Any:
     return checked(name, hint, read(hint, text))
 
 
-def short_help(name: str, function: Callable[..., Any]) -> str:
-    """Usage, summary, the flags marked as :class:`~snugfit._core.options.Common`, and the docstring's examples."""
-    hints = typing.get_type_hints(function, include_extras=True)
-    parameters = [each for each in hints.items() if each[0] != "return"]
-    found = [mark for each in parameters for mark in common_options(*each)]
-    marked = [(option, mark) for option, mark in found if name in (mark.commands or (name,))]
-    flags = {f"--{option.replace('_', '-')} {mark.value}".strip(): mark.text for option, mark in marked}
-    documentation = inspect.cleandoc(function.__doc__ or "")
-    width = get_terminal_size().columns
-    column = 4 + max(map(len, flags))
-    lines = [f"Usage: snugfit {name} [OPTIONS]", ""]
-    lines += [*broken(documentation.partition("\n\n")[0], width), ""]
-    for flag, text in flags.items():
-        lines += broken(f"  {flag:{column - 2}}{text}", width, " " * column)
-    lines += ["", "For example:"]
-    for example in documentation.split("```")[1].strip().splitlines():
-        lines += command_lines("  ", shlex.split(example), width)
-    return "\n".join([*lines, "", f"All flags: snugfit {name} {ALL_FLAGS}"])
-
-
 def build(tokens: Sequence[str] = ()) -> App:
     """Return the command tree; the commands among the tokens have their whole help texts, the others a summary."""
     app = App(
@@ -197,39 +137,34 @@ def build(tokens: Sequence[str] = ()) -> App:
         help_format="plaintext",
         version=f"snugfit {__version__}",
         version_flags=["--version"],
+        help_flags=_HELP_FLAGS,
         config=(apply_config, read_values),
         group_arguments=Group("Arguments", sort_key=0),
+        group_commands=Group("Help", sort_key=len(COMMAND_GROUPS)),
     )
-    _add(app, COMMANDS, tokens)
-    cluster = App(name="cluster", help=CLUSTER_HELP, help_format="plaintext", sort_key=len(COMMANDS))
+    groups = {title: Group(title, sort_key=order) for order, title in enumerate(COMMAND_GROUPS)}
+    for title, commands in COMMAND_GROUPS.items():
+        _add(app, commands, tokens, groups[title])
+    cluster = App(name="cluster", help=CLUSTER_HELP, help_format="plaintext", group=groups["Training"], sort_key=9)
     _add(cluster, CLUSTER_COMMANDS, tokens if "cluster" in tokens else ())
     app.command(cluster)
     return app
 
 
-def _add(app: App, commands: Mapping[str, str], tokens: Sequence[str]) -> None:
+def _add(app: App, commands: Mapping[str, str], tokens: Sequence[str], group: Group | None = None) -> None:
+    """Add commands; those among the tokens with their functions."""
     for order, (name, path) in enumerate(commands.items()):
-        module, _, function = path.partition(":")
+        options: dict[str, Any] = {"name": name, "group": group, "sort_key": order, "help_format": "markdown"}
         if name in tokens:
-            app.command(_function(path), name=name, sort_key=order, help_format="markdown", help_flags=_HELP_FLAGS)
+            app.command(_function(path), help_flags=_HELP_FLAGS, **options)
         else:
-            app.command(path, name=name, help=_summaries(module)[function], sort_key=order, help_format="markdown")
+            app.command(path, help=summary(path), **options)
 
 
 def _function(path: str) -> Any:
     """The function of a command, from ``module:function``."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
-
-
-@cache
-def _summaries(module: str) -> dict[str, str]:
-    """First paragraph of each function's docstring, read without an import."""
-    spec = find_spec(module)
-    assert spec is not None and spec.origin is not None
-    functions = (each for each in ast.parse(Path(spec.origin).read_bytes()).body if isinstance(each, ast.FunctionDef))
-    docstrings = {each.name: ast.get_docstring(each) or "" for each in functions}
-    return {name: " ".join(text.partition("\n\n")[0].split()) for name, text in docstrings.items()}
 
 
 def run(tokens: Sequence[str]) -> int:
@@ -242,8 +177,9 @@ def run(tokens: Sequence[str]) -> int:
     as_json, debug = "--json" in flags, "--debug" in flags
     try:
         _require_working_folder()
-        if flags[:1] and flags[0] in SHORT_HELP and not {"--help", "-h"}.isdisjoint(flags) and ALL_FLAGS not in flags:
-            print(short_help(flags[0], _function(COMMANDS[flags[0]])))
+        short = _short_help(flags)
+        if short is not None:
+            print(short)
             sys.stdout.flush()
             return 0
         command, bound, _ = build(tokens).parse_args(list(tokens), exit_on_error=False, print_error=False)
@@ -258,6 +194,16 @@ def run(tokens: Sequence[str]) -> int:
         return show_error(_usage_error(error), as_json=as_json, debug=debug)
     except (Exception, KeyboardInterrupt) as error:
         return show_error(error, as_json=as_json, debug=debug)
+
+
+def _short_help(flags: Sequence[str]) -> str | None:
+    """The short help that a command line asks for; None if it asks for something else."""
+    asked = not {*_SHORT_HELP_FLAGS}.isdisjoint(flags) and ALL_FLAGS not in flags
+    if asked and flags[0] in COMMANDS:
+        return command_help(flags[0], _function(COMMANDS[flags[0]]))
+    if {*flags} <= {*_SHORT_HELP_FLAGS}:
+        return overview({name: summary(COMMANDS[name]) for name in FIRST_COMMANDS})
+    return None
 
 
 def _require_working_folder() -> None:
@@ -278,7 +224,7 @@ def _usage_error(error: CycloptsError) -> UsageError:
     if isinstance(error, MissingArgumentError) and "Did you mean" not in lines:
         name = error.argument.name if error.argument is not None else "a value"
         lines = f"{error.keyword} needs a value." if error.keyword else f"{' '.join(('snugfit', *chain))} needs {name}."
-    flag = ALL_FLAGS if {*chain[:1]} & {*SHORT_HELP} else "--help"
+    flag = "--help" if chain[:1] == ("cluster",) else ALL_FLAGS
     return UsageError(f"{lines}\n`{' '.join(('snugfit', *chain, flag))}` lists the options.")
 
 

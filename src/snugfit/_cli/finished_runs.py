@@ -16,7 +16,7 @@ from snugfit._cli.child_process import make_job, run_job
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._cli.output import FailedError, explain, note, unreported
 from snugfit._core.option_groups import PLAIN_ONNX, ExportFormat, OnnxOptions, Split
-from snugfit._core.options import Count, Workers
+from snugfit._core.options import Common, Count, Workers
 from snugfit._core.record import PRECISIONS
 from snugfit._core.serial import to_data
 from snugfit._quantities import format_bytes
@@ -27,15 +27,16 @@ from snugfit.errors import CheckpointError, DataError, UsageError
 
 COLUMNS = ("path", "class", "probability", "left", "top", "right", "bottom")
 """The last four only if the model detects boxes."""
+Run = Annotated[str, Common("", "folder of a run, as printed by snugfit train")]
 
 
 def evaluate(
-    run: str,
+    run: Run,
     /,
     *,
-    data: str | None = None,
+    data: Annotated[str | None, Common("NAME", "data set or folder:PATH; the run's own by default")] = None,
     data_dir: str | None = None,
-    split: Split | None = None,
+    split: Annotated[Split | None, Common("NAME", "train, val, test (by default) or all images")] = None,
     threads: Workers | None = None,
     output: OutputOptions = SHOW_ALL,
 ) -> None:
@@ -79,12 +80,12 @@ def _percent(value: Any) -> str:
 
 
 def predict(
-    run: str,
-    folder: str,
+    run: Run,
+    folder: Annotated[str, Common("", "folder of images, or one image")],
     /,
     *,
-    out: str | None = None,
-    top: Count | None = None,
+    out: Annotated[str | None, Common("FILE", "CSV file to write; stdout by default")] = None,
+    top: Annotated[Count | None, Common("N", "classes per image, the likeliest first; 1 by default")] = None,
     threads: Workers | None = None,
     output: OutputOptions = SHOW_ALL,
 ) -> None:
@@ -155,11 +156,13 @@ def _to_file(job: dict[str, Any], out: str) -> int:
 
 
 def report(
-    run: str,
+    run: Run,
     /,
     *,
-    pictures: Annotated[bool, Parameter(negative="")] = False,
-    data: str | None = None,
+    pictures: Annotated[
+        bool, Parameter(negative=""), Common("", "add pictures of what was learned, from the data set")
+    ] = False,
+    data: Annotated[str | None, Common("NAME", "data set of the pictures; the run's own by default")] = None,
     data_dir: str | None = None,
     threads: Workers | None = None,
     output: OutputOptions = SHOW_ALL,
@@ -218,11 +221,11 @@ def _write_report(run_dir: str) -> str:
 
 
 def export(
-    run: str,
+    run: Run,
     /,
     *,
-    format: ExportFormat = "both",
-    out: str | None = None,
+    format: Annotated[ExportFormat, Common("NAME", "safetensors, onnx or both (by default)")] = "both",
+    out: Annotated[str | None, Common("FOLDER", "where to write; the run folder by default")] = None,
     check: bool = True,
     threads: Workers | None = None,
     onnx: Annotated[OnnxOptions, Parameter(name="*", negative="")] = PLAIN_ONNX,
@@ -263,7 +266,7 @@ def _int8_line(found: dict[str, Any]) -> str:
     return f"in 8 bits: {accuracies}, {_percent(found['float_accuracy'])} before; {format_bytes(found['bytes'])}"
 
 
-def verify(run: str, /, *, output: OutputOptions = SHOW_ALL) -> int:
+def verify(run: Run, /, *, output: OutputOptions = SHOW_ALL) -> int:
     """Compare every file of a run folder with the digest that was recorded when it was written.
 
     Names each file that is damaged, missing or extra; exits with 4 if one is damaged or missing.

@@ -76,6 +76,10 @@ def require_files(request: Request) -> None:
         require_weights(expanded(request.model.weights))
 
 
+_FINISHED = ("evaluate", "predict", "report", "export", "verify")
+_MANY_FLAGS = ("plan", "train", "profile", "estimate")
+
+
 @Parameter(name="*", group=Group("Output", sort_key=7))
 @dataclass(frozen=True)
 class OutputOptions:
@@ -88,10 +92,12 @@ class OutputOptions:
         config: YAML file with any of these flags, like ``batch_size: 64``; flags given here win.
     """
 
-    json: Annotated[bool, Parameter(negative="")] = False
+    json: Annotated[bool, Parameter(negative=""), Common("", "print one JSON object on stdout", _FINISHED)] = False
     quiet: Annotated[bool, Parameter(negative="")] = False
     debug: Annotated[bool, Parameter(negative="")] = False
-    config: Annotated[str | None, Common("FILE", "YAML file with any of these flags, like epochs: 5")] = None
+    config: Annotated[
+        str | None, Common("FILE", "YAML file with any of these flags, like batch_size: 64", _MANY_FLAGS)
+    ] = None
 
     def show(self, found: dict[str, Any], text: str) -> None:
         """Print a result on stdout: as JSON with ``--json``, or else as text."""

@@ -380,9 +380,9 @@ class OnnxOptions(Checked):
         data_dir: where data sets are for --int8 (`SNUGFIT_DATA` otherwise).
     """
 
-    free_size: bool = False
-    int8: bool = False
-    data: str | None = None
+    free_size: Annotated[bool, Common("", "let images of the ONNX file have any size")] = False
+    int8: Annotated[bool, Common("", "also write ONNX in 8 bits, and measure its accuracy")] = False
+    data: Annotated[str | None, Common("NAME", "data set for --int8; the run's own by default")] = None
     data_dir: str | None = None
 
     def check(self, format: str) -> None:
