@@ -6,9 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import NETWORKS
+from forked import run_copies
 from pages import PAGES, ROOT, code_blocks, name
 from PIL import Image
+
+from snugfit._upstream import GROUP_NORM_MENDED
 
 BACKPROP = ROOT / "docs/methods/backprop.md"
 
@@ -215,11 +219,28 @@ def test_python_that_plans(page, unbudgeted):
     assert page in unbudgeted, "its own assertions hold"
 
 
+@pytest.mark.slow
+def test_python_of_planning(tmp_path):
+    printed = run(page_code("planning"), tmp_path)
+    trials = re.findall(r"^(\w+) ([\d.]+) ([\d.]+) None$", printed, re.MULTILINE)
+    assert {"backprop", "checkpoint"} <= {name for name, *_ in trials}
+    assert all(0 < float(peak) <= 1 and float(seconds) > 0 for _, peak, seconds in trials)
+
+
+def test_defects_of_torch_are_as_the_page_says():
+    """The page names the versions that were looked at; of others it says nothing, but for the first defect."""
+    (crash, _), (_, update), shared = run_copies("import torch", *code_blocks(ROOT / "docs/upstream.md", "python"))
+    assert crash == (-11 if torch.__version__ < GROUP_NORM_MENDED else 0)
+    if torch.__version__.split("+")[0] == "2.13.0":
+        assert float(re.search(r"tensor\(([\d.]+)", update)[1]) == pytest.approx(0.6, abs=0.1)
+        assert shared == (0, "False\n")
+
+
 def test_no_page_is_left_out():
     """The code of docs/adding_a_strategy.md is run by test_plugins.py."""
     elsewhere = {
         *("adding_a_strategy", "detection", "howto/finished_runs", "methods/backprop", "methods/tiled"),
-        *("own_training_loop", "profiling", "data_and_models", "howto/several_labels"),
+        *("own_training_loop", "planning", "profiling", "data_and_models", "howto/several_labels", "upstream"),
     }
     found = {name(page) for page in PAGES if code_blocks(page, "python")}
     assert found == {*TRAINING, *(f"docs/{page}.md" for page in elsewhere)}
