@@ -34,8 +34,12 @@ def _require_indices(loader: DataLoader[Any], *, known: bool = True) -> None:
         raise UsageError("a memory budget needs a DataLoader with a batch_size, of a Dataset with indices.")
 
 
-def example_of(loader: DataLoader[Any], count: int, device: torch.device) -> Any:
+def example_of(
+    loader: DataLoader[Any], count: int, device: torch.device, order: Callable[[Any], Sequence[int]] | None = None
+) -> Any:
     """A batch (count, ...) on a device, of the first items, which repeat if there are fewer; nothing is drawn.
+
+    ``order`` gives the indices of the data set, the first items first; by default they are as they come.
 
     Raises:
         UsageError: the loader's data set has no indices, or no items.
@@ -45,7 +49,8 @@ def example_of(loader: DataLoader[Any], count: int, device: torch.device) -> Any
     if not len(data):
         raise UsageError("a memory budget needs an example, and the loader's data set is empty.")
     with drawing_nothing():
-        items = [data[index % len(data)] for index in range(count)]
+        indices = range(len(data)) if order is None else order(data)
+        items = [data[indices[number % len(data)]] for number in range(count)]
         return _changed(lambda tensor: tensor.to(device), loader.collate_fn(items))
 
 

@@ -103,8 +103,8 @@ class MemoryBudget:
 
 
 def _step(trainer: Any, whole: int) -> LibraryStep:
-    """Forward and backward passes as the trainer runs them, over its first images."""
-    batch = trainer.preprocess_batch(example_of(trainer.train_loader, whole, trainer.device))
+    """Forward and backward passes as the trainer runs them, over the images with the most boxes."""
+    batch = trainer.preprocess_batch(example_of(trainer.train_loader, whole, trainer.device, most_boxes_first))
     trainer.model.train()
 
     def passes(images: int) -> None:
@@ -162,6 +162,16 @@ class BetweenSteps:
         image = torch.zeros(1, channels, *map(int, sides), device=self._trainer.device)
         with torch.no_grad():
             return tensor_peak_bytes(lambda: self._average(image), [image])
+
+
+def most_boxes_first(dataset: Any) -> list[int]:
+    """Indices of the images of a data set, those with the most boxes first; without boxes all as they are.
+
+    The loss pads the boxes of all images to those of the image with the most.
+    """
+    labels = getattr(dataset, "labels", None)
+    indices = range(len(dataset))
+    return [*indices] if labels is None else sorted(indices, key=lambda index: -len(labels[index]["cls"]))
 
 
 def _first(batch: dict[str, Any], count: int) -> dict[str, Any]:

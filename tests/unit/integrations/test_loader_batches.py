@@ -95,3 +95,9 @@ def test_parts_of_a_batch_are_views_of_what_has_a_row_per_image():
     assert images_of(batch) == 4 and images_of(some) == 2 and bytes_of(batch) == 4 * (12 + 4 + 2)
     with pytest.raises(UsageError, match="needs batches of tensors"):
         first_tensor({"names": ["a"]})
+
+
+def test_an_example_has_the_items_that_an_order_puts_first():
+    loader = loader_of(3, batch_size=2)
+    found, _ = example_of(loader, 5, CPU, lambda dataset: [*reversed(range(len(dataset)))])
+    assert found.tolist() == [2, 1, 0, 2, 1]

@@ -42,16 +42,22 @@ Path("data.yaml").write_text(f"path: {Path('boxes').resolve()}\\ntrain: images/t
 
 snugfit.prepare_process(1)
 
-def train(memory, folder):
+def train(memory, folder, **others):
     model = YOLO("yolo11n.yaml")
     budget = snugfit.integrations.ultralytics.MemoryBudget(model, memory)
-    options = {"epochs": 2, "imgsz": 96, "batch": 16, "nbs": 16, "workers": 0}
+    options = {"epochs": 2, "imgsz": 96, "batch": 16, "nbs": 16, "workers": 0} | others
     model.train(data="data.yaml", device="cpu", plots=False, project=folder, **options)
     record = budget.budget.record
     return [record.micro_batch, record.steps, record.predicted_bytes, record.measured_bytes]
 
 """
 ROOMY = 'print(json.dumps(train("250MB", "runs")))'
+CROWDED = """
+boxes = ["0 0.5 0.5 0.2 0.2", *(f"1 {0.1 + number / 1500} 0.3 0.1 0.1" for number in range(1000))]
+Path("boxes/labels/train/47.txt").write_text("\\n".join(boxes))
+print(json.dumps(train("600MB", "runs", batch=-1, mosaic=0.0)))
+"""
+"""The scripts of the threads let the trainer guess its batch, on photos of which some have many boxes."""
 SMALLEST = """
 from snugfit.errors import InfeasibleBudgetError
 try:
@@ -78,6 +84,12 @@ def test_what_checkpoints_read_results_with_is_started_before_memory_is_limited(
 def test_detection_stays_within_what_was_predicted(tmp_path):
     micro_batch, steps, predicted, measured = json.loads(printed(DETECTION + ROOMY, tmp_path))
     assert (micro_batch, steps) == (16, 6) and 0.7 * predicted < measured <= predicted <= 250_000_000
+
+
+def test_crowded_images_late_in_a_data_set_are_planned(tmp_path):
+    """ultralytics#1451, #4679: with a guessed batch, later epochs were refused memory, in training or validation."""
+    micro_batch, steps, predicted, measured = json.loads(printed(DETECTION + CROWDED, tmp_path))
+    assert (micro_batch, steps) == (16, 6) and 0.7 * predicted < measured <= predicted <= 600_000_000
 
 
 def test_checkpoints_stay_within_what_was_predicted_in_the_smallest_budget(tmp_path):
