@@ -4,6 +4,7 @@ import contextlib
 import copy
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -386,6 +387,8 @@ def test_the_first_batch_keeps_maps_small():
     chain = Chain.from_module(small_vgg(), SMALL)
     assert probe(chain, 8)._first_batch() == 8
     assert probe(chain, 10**6)._first_batch() == 32_000_000 // (4 * 8 * 256)
+    on_gpu = replace(probe(chain, 10**6), device="cuda:0")
+    assert on_gpu._first_batch() == 512_000_000 // (4 * 8 * 256), "few images would measure the host"
 
 
 def test_more_runs_are_timed_where_they_are_short(monkeypatch):
