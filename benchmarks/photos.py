@@ -72,3 +72,7 @@ def render(cells: list[Cell]) -> str:
             [settings["model"], str(settings["image_size"]), every, *(number(s, 1) for s in seconds), share, kept]
         )
     return f"{markdown(header, rows)}\n\n- target: at most {percent(TARGET)}"
+
+
+if __name__ == "__main__":
+    app()
