@@ -31,7 +31,8 @@ class DecodedFile:
 
     Args:
         folder: where; created if missing.
-        most_bytes: largest size. What would exceed it is not kept, and nothing more once the disk is full.
+        most_bytes: largest size. What would exceed it is not kept, nothing more is once the disk is full, and nothing
+            at all where no file can be made.
         grown: called with the file's bytes whenever there are more.
     """
 
@@ -50,7 +51,7 @@ class DecodedFile:
                 try:
                     self._write(image)
                 except OSError as error:
-                    if not is_out_of_storage(error):
+                    if self._descriptor is not None and not is_out_of_storage(error):
                         raise
                     self.most_bytes = self._used
                     break
@@ -61,12 +62,20 @@ class DecodedFile:
 
     def _write(self, image: np.ndarray) -> None:
         if self._descriptor is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._descriptor, name = tempfile.mkstemp(dir=self.folder)
+            self._descriptor = self._unnamed()
             weakref.finalize(self, os.close, self._descriptor)
-            Path(name).unlink()
         if os.pwrite(self._descriptor, image.data, self._used) < image.nbytes:
             raise OSError(errno.ENOSPC, "the disk is full")
+
+    def _unnamed(self) -> int:
+        """A new file; its folder is left only if it was there before."""
+        made = not self.folder.exists()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self.folder) as file:
+            descriptor = os.dup(file.fileno())
+        if made:
+            self.folder.rmdir()
+        return descriptor
 
     def read(self, place: int, pixels: np.ndarray) -> None:
         """Read into contiguous uint8 pixels (...) what was written at a place."""
