@@ -233,22 +233,28 @@ def matrix(session: Session) -> Cells:
 def peers(session: Session) -> Cells:
     """Other ways under the same cap: seconds of an epoch, and the largest batch; then precisions.
 
-    Peers take turns on the GPU, and may prepare side by side; snugfit's own runs are timed with one job.
+    Peers take turns on the GPU, and may prepare side by side; but with several jobs only once snugfit's own runs are
+    done, which would compute beside them.
     """
     seconds, epochs = (3.0, 1) if session.quick else (6.0, 5)
     sizes = {"max_train": 2560, "max_val": 512, "batch_size": 128}
     subjects = (("vgg16", 250), ("resnet18", 250), ("resnet50:224", 1000))
+    own: list[tuple[str, Callable[[], object]]] = []
     for model, above in session.few(subjects):
-        yield from _train(session, "peers", model, above, epochs=epochs, strategy="auto", **sizes)
+        own += _train(session, "peers", model, above, epochs=epochs, strategy="auto", **sizes)
     for model, _ in session.few(subjects):
         for precision in ("float32", "bfloat16", "float16"):
-            own = {"strategy": "backprop", "precision": precision, **sizes}
-            yield from _train(session, "peers", model, 4000, epochs=epochs, **own)
+            flags = {"strategy": "backprop", "precision": precision, **sizes}
+            own += _train(session, "peers", model, 4000, epochs=epochs, **flags)
+    yield from own
     for way in WAYS[:3] if session.quick else WAYS:
         for model, above in session.few(subjects):
-            settings = session.settings(model, above, **sizes)
+            settings, name = session.settings(model, above, **sizes), f"{way}, {model}, {above} MB"
+            if own and session.jobs > 1:
+                session.left.append(name)
+                continue
             yield (
-                f"{way}, {model}, {above} MB",
+                name,
                 lambda way=way, settings=settings: peer(session.results, settings, way, seconds, sys.executable),
             )
 

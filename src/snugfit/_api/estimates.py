@@ -75,9 +75,8 @@ def estimate(
             inputs (B, ...), to logits (B, classes) or (B, classes, ...).
         input: channels, height and width of an image; or an example batch (B, C, H, W), whose B is the default batch
             size. For several inputs a tuple, list or dictionary of shapes, or of such batches (B, ...).
-        **options: those of ``snugfit estimate``, with underscores: ``batch_size=(32, 64)``, ``memory="2GB"``,
-            ``optimizer``, ``optimizer_state``, ``precision``, ``weight_dtype``, ``measure=True``; and ``classes`` for a
-            model by name.
+        **options: those of ``snugfit estimate``, with underscores, like ``batch_size=(32, 64)`` or ``memory="2GB"``;
+            ``classes`` is for a model by name.
 
     Returns:
         One :class:`snugfit.Estimate`; ``print`` shows it as tables.

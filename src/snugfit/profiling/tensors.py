@@ -34,8 +34,6 @@ MAP_BYTES = 32_000_000
 DEVICE_MAP_BYTES = 512_000_000
 """The same on a device with a memory of its own. Steps of few images wait there for the host, which takes the same time
 for any number: on an H200, 9 images of ResNet-50 made it look as if no selection took half of a full step's time."""
-STEP_TRIES = {False: 2, True: 7}
-"""Batches at which whole steps are tried, each half of the one before; by whether the device has its own memory."""
 T = TypeVar("T")
 WholeStep = tuple[Callable[[], object], Callable[[], object]]
 """Prepares a network for a training step, untimed; and runs the step."""
@@ -82,7 +80,7 @@ class TensorProbe:
         found = self.measure_operators(limit)
         if found is None:
             return None
-        tries = STEP_TRIES[has_own_memory(self.device)]
+        tries = 7 if has_own_memory(self.device) else 2  # a first batch that is larger may have to be halved more often
         steps = _at_falling_batches(partial(self._steps, limit), found.batch, tries)
         return replace(found, steps=steps, seconds=time.perf_counter() - started)
 

@@ -128,7 +128,7 @@ def test_a_run_decodes_each_photo_once_and_ends_with_the_same_weights(write_fold
     folder = write_folder(parts=("train", "val", "test"))
     options = {"strategy": strategy, "image_size": 16, "epochs": 3, "batch_size": 8, "threads": 1, "memory": "200MB"}
     weights, decodings = [], []
-    for storage in ("3MB", "2GB"):
+    for storage in ("1kB", "2GB"):
         plan = snugfit.plan("smallconv", f"folder:{folder}", storage=storage, **options)
         counted.clear()
         record = plan.run((), out=tmp_path / storage)
@@ -137,6 +137,7 @@ def test_a_run_decodes_each_photo_once_and_ends_with_the_same_weights(write_fold
         assert record.measured["decoded_bytes"] + record.measured["storage_bytes"] <= record.budget["storage_bytes"]
         assert record.measured["peak_bytes"] <= record.predicted["peak_bytes"]
     assert record.measured["decoded_bytes"] == 40 * IMAGE
+    assert decodings[0] > 100 and decodings[1] == 60, "training and validation photos once, and each test photo"
     assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
     assert not list((tmp_path / "2GB").rglob("tmp*"))
     assert not (tmp_path / "2GB" / "cache").exists()
