@@ -1,6 +1,6 @@
 """Augmentation and normalisation on a device: the same function of images and seed as :mod:`snugfit._data.transform`.
 
-A processor takes longer to augment images of 224 pixels than a GPU takes to train on them. Here images cross over as
+A processor takes longer to augment images of 224 pixels than a GPU takes to train on them. Here images are copied as
 bytes, and whole batches are cropped by indices. A resized crop may differ from the processor's by one of 255 levels,
 since that rounds after each of two passes; all else is the same.
 """
