@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from snugfit._core.option_groups import ExportFormat, OnnxOptions, Split
+from snugfit._core.keywords import ExportKeywords, PictureKeywords, with_keywords
+from snugfit._core.option_groups import PLAIN_ONNX, ExportFormat, OnnxOptions, PictureOptions, Split
 from snugfit._core.options import Count, checked, from_keywords
 from snugfit._engine import loading
 from snugfit.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def load(run: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
@@ -106,10 +110,10 @@ def predict(
 def export(
     run: str | Path,
     out: str | Path | None = None,
-    format: str = "both",
+    format: ExportFormat = "both",
     check: bool = True,
     model: nn.Module | Callable[[], nn.Module] | None = None,
-    **options: Any,
+    **options: Unpack[ExportKeywords],
 ) -> dict[str, Any]:
     """Export the trained model of a run, with its class names and normalisation: ``architecture.json``, ONNX metadata.
 
@@ -143,8 +147,15 @@ def export(
     return exporting.export(Path(run), target, format, check, model, from_keywords(OnnxOptions, options))
 
 
+vars(export)["__signature__"] = with_keywords(export, vars(PLAIN_ONNX))
+
+
 def draw_report(
-    run: str | Path, *, pictures: bool = False, model: nn.Module | Callable[[], nn.Module] | None = None, **options: Any
+    run: str | Path,
+    *,
+    pictures: bool = False,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    **options: Unpack[PictureKeywords],
 ) -> dict[str, Any]:
     """Draw ``report.html`` in a run folder.
 
@@ -169,7 +180,7 @@ def draw_report(
         CheckpointError: the folder holds no finished run.
         UsageError: there is no such option, unit, class or number of images, or the page cannot be written.
     """
-    from snugfit._engine.figure_data import PictureOptions, make_pictures
+    from snugfit._engine.figure_data import make_pictures
     from snugfit._report.page import require_page, write_report
 
     chosen = from_keywords(PictureOptions, options)
@@ -181,3 +192,6 @@ def draw_report(
         return {"report": str(write_report(Path(run)))}
     made = make_pictures(Path(run), chosen, model)
     return {"report": str(write_report(Path(run), made)), "missing": list(made.missing.values())}
+
+
+vars(draw_report)["__signature__"] = with_keywords(draw_report, vars(PictureOptions()))

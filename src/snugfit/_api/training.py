@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from snugfit._api.trained_models import draw_report, export, load
+from snugfit._core.keywords import ExportKeywords, ResumeKeywords, with_keywords
+from snugfit._core.option_groups import ExportFormat
 from snugfit._core.options import from_keywords
 from snugfit._core.record import Record
 from snugfit._engine import running
@@ -21,6 +23,9 @@ from snugfit._training.events import Subscriber
 from snugfit._training.own_parts import OwnParts
 from snugfit._training.stopping import StopFlag
 from snugfit.memory.process import library_import
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -74,9 +79,11 @@ class TrainedRecord:
         """Draw the run's page, ``report.html`` in its folder; see :func:`snugfit.draw_report` for its pictures."""
         return Path(draw_report(self.record.run_dir, pictures=pictures, model=self.module)["report"])
 
-    def export(self, out: str | Path | None = None, format: str = "both") -> dict[str, Any]:
-        """Write the model for other runtimes; see :func:`snugfit.export`."""
-        return export(self.record.run_dir, out, format=format, model=self.module)
+    def export(
+        self, out: str | Path | None = None, format: ExportFormat = "both", **options: Unpack[ExportKeywords]
+    ) -> dict[str, Any]:
+        """Write the model for other runtimes; see :func:`snugfit.export` for its options."""
+        return export(self.record.run_dir, out, format, model=self.module, **options)
 
 
 def shown(subscribers: Sequence[Subscriber] | None) -> Sequence[Subscriber]:
@@ -95,7 +102,7 @@ def resume(
     model: nn.Module | Callable[[], nn.Module] | None = None,
     data: Any = None,
     stop: StopFlag | None = None,
-    **own: Any,
+    **own: Unpack[ResumeKeywords],
 ) -> TrainedRecord:
     """Continue an interrupted run; it ends with the weights of an uninterrupted one (same seed, same machine).
 
@@ -119,3 +126,6 @@ def resume(
     return TrainedRecord(
         *running.resume(Path(run), shown(subscribers), model, data, stop, from_keywords(OwnParts, own))
     )
+
+
+vars(resume)["__signature__"] = with_keywords(resume, vars(OwnParts()))

@@ -129,6 +129,57 @@ class EstimateKeywords(TypedDict, total=False):
     threads: int | None
 
 
+class ResumeKeywords(TypedDict, total=False):
+    """Keywords of :func:`snugfit.resume`, beside model and data: those of ``_training.own_parts.OwnParts``."""
+
+    loss: Callable[[Any, Any], Any] | None
+    schedule: Callable[[int, int], float] | None
+    optimizer: Callable[[list[tuple[str, Any]]], Any] | None
+    metrics: Mapping[str, Any]
+
+
+class ExportKeywords(TypedDict, total=False):
+    """Keywords of :func:`snugfit.export` for ONNX files: those of ``_core.option_groups.OnnxOptions``."""
+
+    free_size: bool
+    int8: bool
+    data: str | None
+    data_dir: str | None
+
+
+class PictureKeywords(TypedDict, total=False):
+    """Keywords of :func:`snugfit.draw_report` for pictures: those of ``_core.option_groups.PictureOptions``."""
+
+    data: str | None
+    data_dir: str | None
+    unit: str | None
+    classes: Sequence[int]
+    images: int
+
+
+class SplitKeywords(TypedDict, total=False):
+    """Keywords of :func:`snugfit.load_boxed`: those of ``_data.split.SplitOptions``."""
+
+    image_size: int | str | tuple[int, int] | None
+    classes: int | None
+    max_train: int | None
+    max_val: int | None
+    val_fraction: float
+    seed: int
+
+
+class DatasetKeywords(SplitKeywords, total=False):
+    """Keywords of :func:`snugfit.from_dataset`: those of ``_data.user.DatasetOptions``."""
+
+    class_names: Sequence[str] | None
+    name: str
+    mean: Sequence[float] | None
+    std: Sequence[float] | None
+    flip: bool
+    as_is: bool
+    inputs: Sequence[str]
+
+
 def with_keywords(function: Callable[..., Any], defaults: Mapping[str, Any]) -> inspect.Signature:
     """The signature of a function with options and their defaults, for completion and help where code runs."""
     own = inspect.signature(function)

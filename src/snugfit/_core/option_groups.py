@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -396,3 +397,14 @@ class OnnxOptions(Checked):
 
 PLAIN_ONNX = OnnxOptions()
 """ONNX files as they are by default."""
+
+
+@dataclass(frozen=True)
+class PictureOptions:
+    """Options of pictures; see :func:`snugfit.draw_report`."""
+
+    data: str | None = None
+    data_dir: str | None = None
+    unit: str | None = None
+    classes: Sequence[int] = (0, 1)
+    images: int = 6

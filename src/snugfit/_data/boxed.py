@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from snugfit._core.amounts import sides_text
+from snugfit._core.keywords import SplitKeywords, with_keywords
 from snugfit._core.options import from_keywords
 from snugfit._core.paths import data_root, expanded
 from snugfit._data import coco, yolo
@@ -25,6 +26,9 @@ from snugfit._data.sets import IMAGENET, Splits
 from snugfit._data.split import SplitOptions
 from snugfit._data.transform import Transform, cut, mirror, normalize, uniforms
 from snugfit.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 IMAGE_SIZE = 608
 """YOLOv2's own, and that of the Tiled paper (section 5.2)."""
@@ -51,7 +55,9 @@ class BoxedBatches(Batches):
         return self._with_boxes(self._boxed.images(indices), self._boxed.targets(indices), augment, seed, start)
 
 
-def load_boxed(name: str, *, data_dir: str | Path | None = None, workers: int = 2, **options: Any) -> Splits:
+def load_boxed(
+    name: str, *, data_dir: str | Path | None = None, workers: int = 2, **options: Unpack[SplitKeywords]
+) -> Splits:
     r"""Open images with boxes, in YOLO's format or in COCO's; images stay on disk until they are read.
 
     >>> import snugfit
@@ -101,6 +107,9 @@ def load_boxed(name: str, *, data_dir: str | Path | None = None, workers: int = 
     return Splits(
         name, names, (3, size, size), train, val, test, *IMAGENET, flip=True, resources=(decoder,), notes=notes
     )
+
+
+vars(load_boxed)["__signature__"] = with_keywords(load_boxed, vars(SplitOptions()))
 
 
 def _chosen_parts(parts: dict[str, BoxedImages], chosen: SplitOptions) -> dict[str, BoxedImages]:

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch.utils.data import Subset as TorchSubset
 
 from snugfit._core.amounts import Sides, height_and_width
 from snugfit._core.inputs import packed_shape
+from snugfit._core.keywords import DatasetKeywords, with_keywords
 from snugfit._core.options import from_keywords
 from snugfit._data.decode import fitted, reading
 from snugfit._data.multi_label import is_vector, label_vectors
@@ -24,6 +25,9 @@ from snugfit._data.prepared import PackedInputs, PreparedImages, inputs_of, prep
 from snugfit._data.sets import ImageSet, Parts, Splits, check_class_count, check_labels, resized
 from snugfit._data.split import SplitOptions, assemble
 from snugfit.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _LOOKED_AT = 8
 _ROUNDING = 0.01
@@ -111,7 +115,7 @@ class DatasetOptions(SplitOptions):
     inputs: Sequence[str] = ()
 
 
-def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) -> Splits:
+def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Unpack[DatasetKeywords]) -> Splits:
     """Use map-style data sets of (image, label).
 
     >>> import snugfit, torch
@@ -167,6 +171,9 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Any) 
     shape = (channels, *size)
     found = assemble(chosen.name, parts, chosen, image_shape=shape, mean=mean, std=std, flip=chosen.flip)
     return replace(found, notes=notes)
+
+
+vars(from_dataset)["__signature__"] = with_keywords(from_dataset, vars(DatasetOptions()))
 
 
 def _as_images(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from snugfit import _data as datasets
 from snugfit._chain import Chain, UnitStore, load_into
-from snugfit._core.option_groups import FROM_PYTHON
+from snugfit._core.option_groups import FROM_PYTHON, PictureOptions
 from snugfit._core.request import Request
 from snugfit._data import Batches, ImageSet, Subset
 from snugfit._engine.inference import RunImages, run_images
@@ -90,17 +89,6 @@ class FinishedRun:
                 "this run trained a module of your own; draw the report from Python, where you can pass it: "
                 "snugfit.draw_report(run, pictures=True, model=...)."
             )
-
-
-@dataclass(frozen=True)
-class PictureOptions:
-    """Options of pictures; see :func:`snugfit.draw_report`."""
-
-    data: str | None = None
-    data_dir: str | None = None
-    unit: str | None = None
-    classes: Sequence[int] = (0, 1)
-    images: int = 6
 
 
 def make_pictures(folder: Path, options: PictureOptions, model: ModuleOrFactory | None = None) -> pictures.Pictures:

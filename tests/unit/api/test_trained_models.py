@@ -5,6 +5,7 @@ import gzip
 import json
 import shutil
 import struct
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -288,8 +289,9 @@ def test_int8_file_appears_only_after_it_was_measured(small_run, tmp_path, monke
     ],
 )
 def test_options_of_onnx_are_checked_first(options, says):
-    with pytest.raises(UsageError, match=says):
-        export("no/run", **options)
+    for write in (partial(export, "no/run"), TrainedRecord(SimpleNamespace(run_dir="no/run")).export):
+        with pytest.raises(UsageError, match=says):
+            write(**options)
 
 
 def test_saving_keeps_the_older_file_where_the_disk_is_full(tmp_path, monkeypatch):

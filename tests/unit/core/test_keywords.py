@@ -5,8 +5,8 @@ That type checkers know them is in ``typed_calls.py``, beside this file, which m
 
 import inspect
 import types
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -15,8 +15,21 @@ import pytest
 import snugfit
 from snugfit._api.loop import LoopOptions
 from snugfit._core.estimate import EstimateOptions
-from snugfit._core.keywords import EstimateKeywords, LoopKeywords, PlanKeywords
+from snugfit._core.keywords import (
+    DatasetKeywords,
+    EstimateKeywords,
+    ExportKeywords,
+    LoopKeywords,
+    PictureKeywords,
+    PlanKeywords,
+    ResumeKeywords,
+    SplitKeywords,
+)
+from snugfit._core.option_groups import OnnxOptions, PictureOptions
 from snugfit._core.request import Request
+from snugfit._data.split import SplitOptions
+from snugfit._data.user import DatasetOptions
+from snugfit._training.own_parts import OwnParts
 
 OPTIONS = {
     name: kind
@@ -28,6 +41,11 @@ WIDER = {str: (int, float, Path, Sequence[int], Sequence[float], tuple[int, int]
 OTHERS = {
     "fit": (snugfit.fit, LoopKeywords, LoopOptions),
     "estimate": (snugfit.estimate, EstimateKeywords, EstimateOptions),
+    "resume": (snugfit.resume, ResumeKeywords, OwnParts),
+    "export": (snugfit.export, ExportKeywords, OnnxOptions),
+    "draw_report": (snugfit.draw_report, PictureKeywords, PictureOptions),
+    "from_dataset": (snugfit.from_dataset, DatasetKeywords, DatasetOptions),
+    "load_boxed": (snugfit.load_boxed, SplitKeywords, SplitOptions),
 }
 """Other functions with their keywords and options."""
 
@@ -39,6 +57,11 @@ def alternatives(kind):
     if get_origin(kind) in (Union, types.UnionType):
         return {each for part in get_args(kind) for each in alternatives(part)}
     return set(get_args(kind)) if get_origin(kind) is Literal else {kind}
+
+
+def plain(kind):
+    """The types of a union, of functions and mappings without those of arguments, results and items."""
+    return {each if get_origin(each) not in (Callable, Mapping) else get_origin(each) for each in alternatives(kind)}
 
 
 def test_every_option_is_a_keyword_and_the_other_way_round():
@@ -75,11 +98,11 @@ def written_in(function):
 
 @pytest.mark.parametrize(("function", "keywords", "kind"), OTHERS.values(), ids=OTHERS)
 def test_keywords_of_other_functions_are_their_options(function, keywords, kind):
-    options = {each.name: each.default for each in fields(kind)}
+    options = {each.name: {} if each.default is MISSING else each.default for each in fields(kind)}
     hints, declared = get_type_hints(keywords), get_type_hints(kind, include_extras=True)
     assert {*hints} == {*options} - {*written_in(function), "input_shape"}
     for name, hint in hints.items():
-        here, there = alternatives(hint), alternatives(declared[name])
+        here, there = plain(hint), plain(declared[name])
         assert there <= here and here - there <= {each for one in there for each in WIDER.get(one, ())}
     found = inspect.signature(function).parameters
     assert {*found} == {*written_in(function), *hints}
@@ -89,6 +112,8 @@ def test_keywords_of_other_functions_are_their_options(function, keywords, kind)
 def test_other_functions_call_their_options_as_a_plan_does():
     assert {*get_type_hints(LoopKeywords), "memory"} - {"keep_freed"} <= {*get_type_hints(PlanKeywords)}
     assert {*get_type_hints(EstimateKeywords)} - {"measure"} <= {*get_type_hints(PlanKeywords)}
+    assert {*get_type_hints(ResumeKeywords)} <= {*get_type_hints(PlanKeywords)}
+    assert {*get_type_hints(SplitKeywords)} - {"val_fraction"} <= {*get_type_hints(PlanKeywords)}
 
 
 @pytest.mark.parametrize(

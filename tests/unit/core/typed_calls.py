@@ -16,6 +16,26 @@ def right(module: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
         step(*batch)
 
 
+def right_with_runs(data: list[tuple[Tensor, int]]) -> None:
+    splits = snugfit.from_dataset(data, mean=(0.5,), std=[0.2], image_size=(32, 48), inputs=("photo", "age"))
+    boxes = snugfit.load_boxed("boxes", image_size=64, workers=0, max_train=8)
+    record = snugfit.resume("run", data=(splits, boxes), loss=F.cross_entropy, metrics={}, schedule=lambda step, _: 1.0)
+    record.export("deploy", format="onnx", int8=True)
+    snugfit.export("run", free_size=True, data="digits")
+    snugfit.draw_report("run", pictures=True, classes=(0, 3), images=4)
+
+
+def wrong_with_runs(data: list[tuple[Tensor, int]]) -> None:
+    snugfit.from_dataset(data, means=(0.5,))  # type: ignore[call-arg]
+    snugfit.from_dataset(data, image_size=32.5)  # type: ignore[arg-type]
+    snugfit.load_boxed("boxes", flip=True)  # type: ignore[call-arg]
+    snugfit.resume("run", epochs=3)  # type: ignore[call-arg]
+    snugfit.resume("run", loss="focal")  # type: ignore[arg-type]
+    snugfit.export("run", int8="yes")  # type: ignore[arg-type]
+    snugfit.export("run", format="onxx")  # type: ignore[arg-type]
+    snugfit.draw_report("run", picture=True)  # type: ignore[call-arg]
+
+
 def wrong(module: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
     snugfit.plan("vgg16", epoch=2)  # type: ignore[call-arg]
     snugfit.plan("vgg16", optimizer="adam")  # type: ignore[arg-type]

@@ -14,8 +14,9 @@ from torch import nn
 
 import snugfit
 from snugfit import draw_report
+from snugfit._core.option_groups import PictureOptions
 from snugfit._engine import figure_data
-from snugfit._engine.figure_data import PictureOptions, first_of_each
+from snugfit._engine.figure_data import first_of_each
 from snugfit._report.pictures import spectrum
 from snugfit._storage.manifest import Manifest
 from snugfit.errors import DataError, UnknownNameError, UsageError
