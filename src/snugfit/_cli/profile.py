@@ -8,6 +8,7 @@ from typing import Any
 from snugfit._cli.child_process import make_job, run_job
 from snugfit._cli.options import NO_FLAGS, SHOW_ALL, UNITS_ALONE, OutputOptions, ProfileOptions, RequestFlags
 from snugfit._cli.output import note, print_json, print_tables
+from snugfit._core.inputs import Input, described
 from snugfit._quantities import format_bytes, format_seconds, format_short_seconds
 from snugfit._storage.outputs import require_file, require_folder
 from snugfit.errors import UsageError
@@ -62,14 +63,15 @@ def profile(
 
 def print_units(data: dict[str, Any]) -> None:
     """Print the units of ``profile --json`` as a table on stderr."""
-    shape = " x ".join(str(size) for size in data.get("input_shape", ()))
-    rows = []
+    takes, rows = f"input {' x '.join(map(str, data.get('input_shape', ())))}", []
+    if "inputs" in data:
+        takes = f"inputs {described([Input(**each) for each in data['inputs']])}"
     for unit in data["units"]:
         numbers = (f"{unit[key]:,}" for key in ("parameters", "macs"))
         sizes = (format_bytes(unit[key]) for key in ("output_bytes", "saved_bytes"))
         seconds = "-" if unit["seconds"] is None else format_seconds(unit["seconds"])
         rows.append((unit["name"], *numbers, *sizes, seconds))
-    title = f"{data.get('model', '')}, input {shape}"
+    title = f"{data.get('model', '')}, {takes}"
     print_tables((title, ("unit", "parameters", "MACs", "output", "saved", "time"), rows))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from snugfit._core.amounts import parse_batches, parse_shape
-from snugfit._core.inputs import Input, packed_shape, parse_inputs
+from snugfit._core.amounts import parse_batches
+from snugfit._core.inputs import Input, parse_inputs, shape_of
 from snugfit._core.options import Checked, Common, Count, InputShapes, Size, Text, Workers
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import (
@@ -83,7 +83,7 @@ class EstimateOptions(Checked):
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image, or (1, 1, N) of the values of several inputs."""
-        return packed_shape(self.inputs) if self.inputs else parse_shape(self.input_shape)
+        return shape_of(self.input_shape)
 
     @property
     def settings(self) -> OptimizerSettings:

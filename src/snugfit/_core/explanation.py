@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from snugfit._core.amounts import parse_sides, sides_text
 from snugfit._core.budget import Aim
+from snugfit._core.inputs import parse_inputs
 from snugfit._core.known import foreign_options
 from snugfit._core.option_groups import SYNTHETIC
 from snugfit._core.plan import Candidate, Cost, Plan, ranked
@@ -251,7 +252,8 @@ def command_of(request: Request, plan: Plan) -> tuple[str, ...] | None:
     if choice is None or request.from_python or plan.workload.metrics:
         return None
     if request.data.input_shape is not None:
-        size = sides_text(parse_sides(request.data.input_shape.partition("x")[2]))
+        shape = request.data.input_shape
+        size = None if parse_inputs(shape) else sides_text(parse_sides(shape.partition("x")[2]))
         model = replace(request.model, image_size=size)
         request = replace(request, model=model, data=replace(request.data, data=PLACEHOLDER, input_shape=None))
     training = request.training

@@ -50,6 +50,19 @@ def packed_shape(inputs: Sequence[Input]) -> tuple[int, int, int]:
     return 1, 1, sum(each.values for each in inputs)
 
 
+def shape_of(text: str) -> tuple[int, int, int]:
+    """Channels, height and width of an image, or (1, 1, N) of the values of several inputs, by what describes them.
+
+    >>> shape_of("3x8x8"), shape_of("3x8x8,int64")
+    ((3, 8, 8), (1, 1, 193))
+
+    Raises:
+        ValueError: as for :func:`parse_inputs`.
+    """
+    inputs = parse_inputs(text)
+    return packed_shape(inputs) if inputs else parse_shape(text)
+
+
 def described(inputs: Sequence[Input]) -> str:
     """Several inputs in words.
 

@@ -17,7 +17,7 @@ class PlanKeywords(TypedDict, total=False):
 
     weights: str | Path | None
     image_size: int | str | tuple[int, int] | None
-    input_shape: str | Sequence[int] | None
+    input_shape: str | Sequence[Any] | Mapping[str, Any] | None
     task: Literal["classify", "multi-label", "detect"]
     data_dir: str | Path | None
     classes: int | None

@@ -9,8 +9,9 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from snugfit._core.amounts import Sides, height_and_width, parse_shape
+from snugfit._core.amounts import Sides, height_and_width
 from snugfit._core.functions import is_function
+from snugfit._core.inputs import shape_of
 from snugfit._core.option_groups import FROM_PYTHON, BaseRequest, DataOptions
 from snugfit._core.options import data_sets_in
 from snugfit._core.registry import LOCAL_LOSSES, MODELS, config_of, strategies
@@ -54,7 +55,7 @@ def check_names(request: BaseRequest) -> None:
     check_shape(request)
     sides = request.model.sides
     if request.data.input_shape is not None:
-        sides = parse_shape(request.data.input_shape)[1:]
+        sides = shape_of(request.data.input_shape)[1:]
     if sides is not None:
         check_square(request.model.model, sides)
     if request.data.task == "classify" and request.data.data not in (None, FROM_PYTHON):

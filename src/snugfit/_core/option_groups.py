@@ -15,7 +15,7 @@ from snugfit._core.options import (
     Common,
     Count,
     ImageSize,
-    InputShape,
+    InputShapes,
     Positive,
     Range,
     Share,
@@ -81,8 +81,9 @@ class DataOptions(Checked):
         data: a data set's name, digits by default, ``folder:PATH`` with one folder per class, or your own
             ``module:function`` that returns data sets; for several labels a folder with a ``labels.csv``; to detect, a
             folder of images with boxes (YOLO or COCO), a ``data.yaml`` or an ``instances_*.json``.
-        input_shape: shape of one image, like 3x32x32: plan or profile without data, with --classes. Counts are those of
-            --max-train (10,000 by default) and --max-val (a tenth of that). Not to train.
+        input_shape: shape of one image, like 3x32x32, or of several inputs, like image=3x32x32,ids=16xint64: plan or
+            profile without data, with --classes. Counts are those of --max-train (10,000 by default) and --max-val (a
+            tenth of that). Not to train.
         task: classify images; multi-label, if an image may have several classes or none; or detect objects in images.
         data_dir: folder of data sets, to which missing ones are downloaded if torchvision is installed; by default
             ``SNUGFIT_DATA``, or ``~/.cache/snugfit/data``.
@@ -94,7 +95,7 @@ class DataOptions(Checked):
 
     data: Annotated[str | None, Common("NAME", "data set, folder:PATH of classes, or module:function")] = None
     input_shape: Annotated[
-        InputShape | None, Common("SHAPE", "one image, like 3x32x32, instead of data", ("profile",))
+        InputShapes | None, Common("SHAPE", "like 3x32x32, or inputs 3x9x9,16xint64, instead of data", ("profile",))
     ] = None
     task: TaskName = "classify"
     data_dir: str | None = None

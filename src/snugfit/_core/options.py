@@ -152,10 +152,6 @@ def _shape(values: Any) -> str:
     return _joined(values, "x", lambda value: _integer(value, None), parse_shape)
 
 
-InputShape = Annotated[str, Text("channels, height and width, like 3x224x224", parse_shape, _shape)]
-"""Shape of one image: text, or from Python a sequence."""
-
-
 def _input_shapes(values: Any) -> str:
     """Shapes from Python, in a sequence or by name, as texts with commas; or that of one image."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
-from snugfit._core.amounts import parse_shape
+from snugfit._core.inputs import parse_inputs, shape_of
 from snugfit._core.option_groups import SYNTHETIC, DataOptions
 from snugfit._data.sets import ImageSet, Splits, check_class_count
 
@@ -29,17 +31,28 @@ class NoiseImages(ImageSet):
         return torch.randint(256, (len(indices), *self._shape), dtype=torch.uint8, generator=generator)
 
 
+class NoiseInputs(NoiseImages):
+    """The same of several inputs: their values (1, 1, N), of which those of integers count as 0, a valid index."""
+
+    def images(self, indices: np.ndarray) -> torch.Tensor:
+        """Make items, (B,) -> float32 (B, 1, 1, N); the same ones for the same indices."""
+        return torch.randn((len(indices), *self._shape), generator=torch.Generator().manual_seed(int(indices.sum())))
+
+
 def synthetic_splits(options: DataOptions) -> Splits:
     """Splits of the shape, classes and counts in ``options``.
 
     Raises:
         DataError: there are more classes than any classifier has.
     """
-    shape, classes = parse_shape(str(options.input_shape)), options.classes or 1
+    text, classes = str(options.input_shape), options.classes or 1
+    shape, inputs = shape_of(text), parse_inputs(text)
     check_class_count(classes, SYNTHETIC)
     train = options.max_train or TRAIN_COUNT
     val = options.max_val or max(1, train // VAL_SHARE)
     several = options.task == "multi-label"
-    first, second, third = (NoiseImages(count, classes, shape, several=several) for count in (train, val, val))
+    kind = NoiseInputs if inputs else NoiseImages
+    first, second, third = (kind(count, classes, shape, several=several) for count in (train, val, val))
     names, half = tuple(map(str, range(classes))), (0.5,) * shape[0]
-    return Splits(SYNTHETIC, names, shape, first, second, third, mean=half, std=half, flip=True)
+    looks: dict[str, Any] = {"mean": half, "std": half, "flip": not inputs, "as_is": bool(inputs), "inputs": inputs}
+    return Splits(SYNTHETIC, names, shape, first, second, third, **looks)

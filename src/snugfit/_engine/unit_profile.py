@@ -48,9 +48,14 @@ def profile_units(
         raise ModelError(f"profile measures units, and the network has none: {found.assembly.chain.undivided}.")
     chain, workload, profile = found.assembly.chain, found.plan.workload, found.profile
     seconds = {name.rpartition(":")[2]: line.sample_seconds for name, line in profile.lines.items()}
-    untimed = 0.0 if measures else None
+    untimed = 0.0 if measures and profile.lines else None
     units = [{**to_data(unit), "seconds": seconds.get(unit.name, untimed)} for unit in profile.units]
     data: dict[str, Any] = {"model": workload.model, "input_shape": list(workload.input_shape), "units": units}
+    if workload.inputs:
+        data["inputs"] = to_data(workload.inputs)
+    if measures and not profile.lines:
+        for subscriber in subscribers:
+            subscriber(Notice(f"units are not timed: {'; '.join(found.plan.candidates[0].reasons)}"))
     device = choose_device(request.machine.device)
     limit = MemoryLimit(measurable_bytes(found.plan.budget, found.plan.memory), found.baseline, device)
     if learning_signal:

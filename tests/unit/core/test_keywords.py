@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -36,7 +36,10 @@ OPTIONS = {
     for group in fields(Request())
     for name, kind in get_type_hints(type(getattr(Request(), group.name)), include_extras=True).items()
 }
-WIDER = {str: (int, float, Path, Sequence[int], Sequence[float], tuple[int, int]), int: (tuple[int, int],)}
+WIDER = {
+    str: (int, float, Path, Sequence[int], Sequence[float], Sequence[Any], Mapping[str, Any], tuple[int, int]),
+    int: (tuple[int, int],),
+}
 """Types of values that mean what a flag's text means."""
 OTHERS = {
     "fit": (snugfit.fit, LoopKeywords, LoopOptions),
@@ -119,7 +122,8 @@ def test_other_functions_call_their_options_as_a_plan_does():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("memory", 100_000_000), ("input_shape", (3, 32, 32)), ("image_size", (32, 48)), ("class_weights", [1.0, 2.0]),
+        ("memory", 100_000_000), ("input_shape", (3, 32, 32)), ("input_shape", {"a": (3, 9, 9), "b": "int64"}),
+        ("image_size", (32, 48)), ("class_weights", [1.0, 2.0]),
         ("module_units", 2), ("prune", 0.5), ("out", Path("run")),
     ],
 )  # fmt: skip

@@ -151,6 +151,8 @@ def test_the_command_line_refuses_a_name_before_torch_is_imported(words, tmp_pat
         ("plan --input-shape 3x32x32", "add --classes"),
         ("profile --input-shape 3x32 --classes 10", "--input-shape must be channels, height and width"),
         ("plan --input-shape 3x32x32 --classes 10 --data digits", "leave it out, or --data digits"),
+        ("plan --input-shape 3x32x32,16xint46 --classes 10", "--input-shape must be"),
+        ("profile --input-shape a=3x32x32,16 --classes 10", "--input-shape must be"),
     ],
 )
 def test_the_command_line_refuses_a_shape_before_torch_is_imported(words, says, tmp_path: Path):

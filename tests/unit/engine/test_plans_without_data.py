@@ -44,6 +44,39 @@ def test_predictions_are_those_of_a_data_set_of_this_shape(both):
     assert without == with_data and {"backprop", "checkpoint", "blockwise"} <= set(without)
 
 
+class Both(nn.Module):
+    """Can be divided where its inputs have met."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.words = nn.Conv2d(2, 8, 3), nn.Embedding(5, 8)
+        self.more = nn.Sequential(nn.ReLU(), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10))
+
+    def forward(self, photo, word):
+        return self.more(self.conv(photo).mean((2, 3)) + self.words(word))
+
+
+def items(count):
+    return [({"photo": torch.rand(2, 8, 12), "word": number % 5}, number % 10) for number in range(count)]
+
+
+def test_several_inputs_are_those_of_a_data_set():
+    options = {**COUNTS, "input_shape": {"photo": (2, 8, 12), "word": "int64"}}
+    snugfit.plan(Both(), **options)
+    data = snugfit.from_dataset(items(96), items(24), items(24))
+    plans = snugfit.plan(Both(), data, **COUNTS), snugfit.plan(Both(), **options)
+    with_data, without = (each.plan.workload for each in plans)
+    assert without == replace(with_data, data=without.data) and len(without.inputs) == 2
+    found, expected = map(costs, reversed(plans))
+    assert found == expected and set(found) == {"backprop", "checkpoint"}
+
+
+def test_trials_of_several_inputs_train_on_noise():
+    shape = "photo=2x8x12,word=int64"
+    (trial,) = snugfit.plan(Both(), strategy="backprop", input_shape=shape, **COUNTS).compare(steps=2)
+    assert (trial.images, trial.error) == (32, None)
+
+
 def test_it_cannot_run(both, tmp_path):
     with pytest.raises(UsageError, match=r"training needs data.*--input-shape 1x8x8"):
         both[1].run((), out=tmp_path / "run")
