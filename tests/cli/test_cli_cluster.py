@@ -214,7 +214,7 @@ def test_plans_that_are_refused(snug, tmp_path, tokens, code, words):
 
 
 def test_the_help_of_plan_teaches(snug):
-    code, out, _ = snug("plan", "--help")
+    code, out, _ = snug("plan", "--help-all")
     assert code == 0 and all(word in out for word in ("halo", "cluster doctor", "--batch-size", "--tile-sizes"))
 
 

@@ -10,7 +10,7 @@ import typing
 import docstring_parser
 import pytest
 
-from snugfit._cli.app import COMMAND_GROUPS, COMMANDS, FIRST_COMMANDS, build
+from snugfit._cli.app import CLUSTER_COMMANDS, COMMAND_GROUPS, COMMANDS, LATER, build
 from snugfit._core.request import Request
 
 GROUPS = typing.get_type_hints(Request)
@@ -101,32 +101,43 @@ NEEDED = {
     "report": {"--pictures", "--json"},
     "export": {"--format", "--out", "--int8", "--json"},
     "verify": {"--json"},
+    "cluster launch": {"--processes", "--hosts", "--dry-run", "--max-restarts"},
+    "cluster doctor": {"--processes", "--hosts", "--out", "--json"},
+    "cluster plan": {"--model", "--image-size", "--cluster", "--tiles", "--json"},
 }
 """Flags of the short help that may not be missing."""
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *(f"cluster {each}" for each in CLUSTER_COMMANDS)])
 def test_the_short_help_is_a_screen_with_a_line_for_each_common_flag(command, snugfit, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    shown = snugfit(command, "--help")
+    words = command.split()
+    shown = snugfit(*words, "--help")
     lines = shown.out.splitlines()
     assert shown.code == 0 and len(lines) <= 20 and max(map(len, lines)) <= 80
     assert lines[-1] == f"All flags: snugfit {command} --help-all"
     flags = [line.split()[0] for line in lines if line.startswith("  --")]
-    assert NEEDED[command] <= {*flags} <= {*snugfit(command, "--help-all").out.split()}
+    assert NEEDED[command] <= {*flags} <= {*snugfit(*words, "--help-all").out.split()}
     whole = shown.out.replace(" \\\n", "").splitlines()
     examples = [line.split()[1:] for line in whole if line.startswith("  snugfit ")]
     assert 1 <= len(examples) <= 3 and all(parse(*example) for example in examples)
-    assert snugfit(command, "-h").out == snugfit(command, "--quiet", "--help").out == shown.out
+    assert snugfit(*words, "-h").out == snugfit(*words, "--quiet", "--help").out == shown.out
 
 
 @pytest.mark.parametrize(
-    ("command", "usage"), [("train", "train"), ("export", "export RUN"), ("predict", "predict RUN FOLDER")]
+    ("command", "usage", "places"),
+    [
+        ("train", "train [OPTIONS]", ()),
+        ("export", "export RUN [OPTIONS]", ("RUN",)),
+        ("predict", "predict RUN FOLDER [OPTIONS]", ("RUN", "FOLDER")),
+        ("cluster launch", "cluster launch [OPTIONS] -- COMMAND", ("-- COMMAND",)),
+        ("cluster plan", "cluster plan [OPTIONS]", ()),
+    ],
 )
-def test_the_short_help_names_what_a_command_needs(command, usage, snugfit):
-    shown = snugfit(command, "--help").out
-    assert shown.startswith(f"Usage: snugfit {usage} [OPTIONS]\n")
-    for place in usage.split()[1:]:
+def test_the_short_help_names_what_a_command_needs(command, usage, places, snugfit):
+    shown = snugfit(*command.split(), "--help").out
+    assert shown.startswith(f"Usage: snugfit {usage}\n")
+    for place in places:
         assert f"\n  {place} " in shown
 
 
@@ -141,7 +152,7 @@ def test_the_short_help_breaks_lines_between_words(snugfit, monkeypatch):
 def test_an_unknown_flag_points_to_the_help_that_lists_all(snugfit):
     assert "`snugfit train --help-all` lists the options." in snugfit("train", "--epocs", "3").err
     assert "`snugfit report --help-all` lists the options." in snugfit("report", "--epocs", "3").err
-    assert "`snugfit cluster doctor --help` lists the options." in snugfit("cluster", "doctor", "--epocs", "3").err
+    assert "`snugfit cluster doctor --help-all` lists the options." in snugfit("cluster", "doctor", "--epocs", "3").err
 
 
 def test_alone_it_prints_a_screen_for_beginners(snugfit, monkeypatch):
@@ -149,9 +160,25 @@ def test_alone_it_prints_a_screen_for_beginners(snugfit, monkeypatch):
     outcome = snugfit()
     lines = outcome.out.splitlines()
     assert outcome.code == 0 and len(lines) <= 20 and max(map(len, lines)) <= 80
-    assert [line.split()[0] for line in lines if line.startswith("  ") and "snugfit" not in line] == [*FIRST_COMMANDS]
+    assert [line.split()[0] for line in lines if line.startswith("  ") and "snugfit" not in line] == [
+        name for name in COMMANDS if name not in LATER
+    ]
     assert lines[-1].endswith("All commands: snugfit --help-all")
     assert outcome.out == snugfit("--help").out == snugfit("-h").out
+
+
+def test_cluster_alone_prints_a_screen_with_its_commands(snugfit, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    outcome = snugfit("cluster")
+    lines = outcome.out.splitlines()
+    assert outcome.code == 0 and len(lines) <= 20 and max(map(len, lines)) <= 80
+    whole = outcome.out.replace(" \\\n", "").splitlines()
+    examples = [line.split()[1:] for line in whole if line.startswith("  snugfit ")]
+    assert [example[1] for example in examples] == ["doctor", "plan", "launch"]
+    assert all(parse(*example) for example in examples)
+    assert all(f"\n  {name} " in outcome.out for name in CLUSTER_COMMANDS)
+    assert outcome.out == snugfit("cluster", "--help").out == snugfit("cluster", "-h").out
+    assert "for networks that you trust" in snugfit("cluster", "--help-all").out
 
 
 def test_all_help_has_every_command_in_its_group(snugfit):

@@ -40,8 +40,8 @@ COMMAND_GROUPS = {
 }
 """Functions by command, in the groups of the help. A module is imported when the command line names the command."""
 COMMANDS = {name: path for commands in COMMAND_GROUPS.values() for name, path in commands.items()}
-FIRST_COMMANDS = ("plan", "estimate", "train", "evaluate", "predict", "report", "export")
-"""Commands of the short help."""
+LATER = ("profile", "verify")
+"""Commands that the short help of all leaves out."""
 _SHORT_HELP_FLAGS = ("--help", "-h")
 _HELP_FLAGS = (*_SHORT_HELP_FLAGS, ALL_FLAGS)
 
@@ -145,7 +145,14 @@ def build(tokens: Sequence[str] = ()) -> App:
     groups = {title: Group(title, sort_key=order) for order, title in enumerate(COMMAND_GROUPS)}
     for title, commands in COMMAND_GROUPS.items():
         _add(app, commands, tokens, groups[title])
-    cluster = App(name="cluster", help=CLUSTER_HELP, help_format="plaintext", group=groups["Training"], sort_key=9)
+    cluster = App(
+        name="cluster",
+        help=CLUSTER_HELP,
+        help_format="plaintext",
+        help_flags=_HELP_FLAGS,
+        group=groups["Training"],
+        sort_key=9,
+    )
     _add(cluster, CLUSTER_COMMANDS, tokens if "cluster" in tokens else ())
     app.command(cluster)
     return app
@@ -198,11 +205,14 @@ def run(tokens: Sequence[str]) -> int:
 
 def _short_help(flags: Sequence[str]) -> str | None:
     """The short help that a command line asks for; None if it asks for something else."""
-    asked = not {*_SHORT_HELP_FLAGS}.isdisjoint(flags) and ALL_FLAGS not in flags
-    if asked and flags[0] in COMMANDS:
-        return command_help(flags[0], _function(COMMANDS[flags[0]]))
-    if {*flags} <= {*_SHORT_HELP_FLAGS}:
-        return overview({name: summary(COMMANDS[name]) for name in FIRST_COMMANDS})
+    program, text, commands, words = "snugfit", HELP, COMMANDS, [*flags]
+    if words[:1] == ["cluster"]:
+        program, text, commands, words = "snugfit cluster", CLUSTER_HELP, CLUSTER_COMMANDS, words[1:]
+    asked = not {*_SHORT_HELP_FLAGS}.isdisjoint(words) and ALL_FLAGS not in words
+    if asked and words[0] in commands:
+        return command_help(f"{program} {words[0]}", _function(commands[words[0]]))
+    if {*words} <= {*_SHORT_HELP_FLAGS}:
+        return overview(program, text, {name: summary(commands[name]) for name in commands if name not in LATER})
     return None
 
 
@@ -224,8 +234,7 @@ def _usage_error(error: CycloptsError) -> UsageError:
     if isinstance(error, MissingArgumentError) and "Did you mean" not in lines:
         name = error.argument.name if error.argument is not None else "a value"
         lines = f"{error.keyword} needs a value." if error.keyword else f"{' '.join(('snugfit', *chain))} needs {name}."
-    flag = "--help" if chain[:1] == ("cluster",) else ALL_FLAGS
-    return UsageError(f"{lines}\n`{' '.join(('snugfit', *chain, flag))}` lists the options.")
+    return UsageError(f"{lines}\n`{' '.join(('snugfit', *chain, ALL_FLAGS))}` lists the options.")
 
 
 def main() -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
 from snugfit._cli.examine import MARK
 from snugfit._cli.launch import HERE, ClusterOptions, read_hosts, starts
@@ -10,6 +11,7 @@ from snugfit._cli.launcher import run_all
 from snugfit._cli.options import SHOW_ALL, OutputOptions
 from snugfit._cli.output import FailedError, note, print_json, print_tables
 from snugfit._core.hardware import Cluster, Link, Rank
+from snugfit._core.options import Common
 from snugfit._quantities import format_bytes
 from snugfit._storage.outputs import require_file, whole_file
 from snugfit._version import SCHEMA
@@ -20,8 +22,13 @@ _RANK_COLUMNS = "rank", "host", "cores", "threads", "free memory", "clock", "spe
 _LINK_COLUMNS = "from", "to", "bandwidth", "", "latency"
 
 
-def doctor(*, where: ClusterOptions = HERE, out: str | None = None, output: OutputOptions = SHOW_ALL) -> int:
-    """Measure every process (versions, memory, clock, speed) and every link between two (bandwidth, latency).
+def doctor(
+    *,
+    where: ClusterOptions = HERE,
+    out: Annotated[str | None, Common("FILE", "file for the measurements, as JSON")] = None,
+    output: OutputOptions = SHOW_ALL,
+) -> int:
+    """Measure every process and every link between two: versions, memory, clock and speed; bandwidth and latency.
 
     The table goes to stderr. Traffic is neither encrypted nor authenticated: for networks that you trust.
 

@@ -42,7 +42,7 @@ Classify a folder of images with the model that came out:
 
 
 CLUSTER_HELP = """\
-Train on several processes or hosts at once, and measure their network and processors.
+Train on several processes or trusted hosts at once, and measure their network and processors.
 
 How fast are the hosts, and the links between them?
 
@@ -50,41 +50,44 @@ How fast are the hosts, and the links between them?
 
 How would a network be cut into tiles over them, and what would a step take?
 
-    snugfit cluster plan --cluster cluster.json --model yolov2_16 --image-size 608
+    snugfit cluster plan --cluster cluster.json --model vgg16 --image-size 224
 
 Train over all of them; rank 0, on the first host, has the data and writes the run folder:
 
-    snugfit cluster launch --hosts cluster.yaml -- train --strategy tiled --model vgg16
+    snugfit cluster launch --hosts cluster.yaml -- train --strategy tiled
 
 Traffic is neither encrypted nor authenticated: for networks that you trust.
 """
 
 
-def overview(summaries: Mapping[str, str]) -> str:
-    """The short help of all: commands with the first words of their summaries, and the examples of :data:`HELP`."""
-    texts = {name: re.split("[,;:]", text)[0].rstrip(".") for name, text in summaries.items()}
-    examples = [line.strip() for line in HELP.splitlines() if line.startswith("    snugfit")]
-    lines = [*_sections("snugfit COMMAND [OPTIONS]", HELP.splitlines()[0], texts, examples), ""]
-    return "\n".join([*lines, f"Flags of a command: snugfit COMMAND --help. All commands: snugfit {ALL_FLAGS}"])
+def overview(program: str, text: str, summaries: Mapping[str, str]) -> str:
+    """The short help of several commands: the first words of their summaries, and the examples of a help text."""
+    texts = {name: re.split("[,;:]", summary)[0].rstrip(".") for name, summary in summaries.items()}
+    examples = [line.strip() for line in text.splitlines() if line.startswith("    snugfit")]
+    lines = _sections(f"{program} COMMAND [OPTIONS]", text.splitlines()[0], texts, examples)
+    more = f"Flags of a command: {program} COMMAND --help", f"All commands: {program} {ALL_FLAGS}"
+    return "\n".join([*lines, "", *more])
 
 
-def command_help(name: str, function: Callable[..., Any]) -> str:
+def command_help(program: str, function: Callable[..., Any]) -> str:
     """Usage, summary, the options marked as :class:`~snugfit._core.options.Common`, and the docstring's examples."""
     hints = typing.get_type_hints(function, include_extras=True)
-    kinds = inspect.signature(function).parameters
-    places = [each.name for each in kinds.values() if each.kind is inspect.Parameter.POSITIONAL_ONLY]
+    kinds = inspect.signature(function).parameters.values()
+    places = {each.name: each.name.upper() for each in kinds if each.kind is inspect.Parameter.POSITIONAL_ONLY}
+    rest = {each.name: f"-- {each.name.upper()}" for each in kinds if each.kind is inspect.Parameter.VAR_POSITIONAL}
+    named = places | rest
     parameters = [each for each in hints.items() if each[0] != "return"]
     found = [mark for each in parameters for mark in common_options(*each)]
+    name = program.removeprefix("snugfit ")
     marked = [(option, mark) for option, mark in found if name in (mark.commands or (name,))]
     flags = {
-        option.upper() if option in places else f"--{option.replace('_', '-')} {mark.value}".strip(): mark.text
-        for option, mark in marked
+        named.get(option, f"--{option.replace('_', '-')} {mark.value}".strip()): mark.text for option, mark in marked
     }
     documentation = inspect.cleandoc(function.__doc__ or "")
-    usage = " ".join(["snugfit", name, *(place.upper() for place in places), "[OPTIONS]"])
+    usage = " ".join([program, *places.values(), "[OPTIONS]", *rest.values()])
     examples = documentation.split("```")[1].strip().splitlines()
     lines = [*_sections(usage, documentation.partition("\n\n")[0], flags, examples), ""]
-    return "\n".join([*lines, f"All flags: snugfit {name} {ALL_FLAGS}"])
+    return "\n".join([*lines, f"All flags: {program} {ALL_FLAGS}"])
 
 
 def _sections(usage: str, says: str, rows: Mapping[str, str], examples: list[str]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from cyclopts import Group, Parameter
 from snugfit._cli.launcher import Terms, run_all
 from snugfit._cli.member import AGENT, Start
 from snugfit._core.amounts import parse_seconds
-from snugfit._core.options import Range, Seconds, Workers
+from snugfit._core.options import Common, Range, Seconds, Workers
 from snugfit._core.yaml_text import read_yaml
 from snugfit.errors import UnknownNameError, UsageError
 
@@ -144,14 +144,14 @@ class ClusterOptions:
         dry_run: print the commands and start nothing.
     """
 
-    processes: Workers | None = None
-    hosts: str | None = None
+    processes: Annotated[Workers | None, Common("N", "processes on this machine")] = None
+    hosts: Annotated[str | None, Common("FILE", "or YAML file of hosts, reached by ssh")] = None
     timeout: Seconds = "10s"
     join_timeout: Seconds = "60s"
     interface: str | None = None
     public: Annotated[bool, Parameter(negative="")] = False
     port: Annotated[int, Range(1, 65_535)] = 29400
-    dry_run: Annotated[bool, Parameter(negative="")] = False
+    dry_run: Annotated[bool, Parameter(negative=""), Common("", "print the commands and start nothing")] = False
 
     def terms(self, max_restarts: int, min_hosts: int) -> Terms:
         """How a launch waits and starts again."""
@@ -162,9 +162,9 @@ HERE = ClusterOptions()
 
 
 def launch(
-    *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    *command: Annotated[str, Parameter(allow_leading_hyphen=True), Common("", "command of snugfit with its options")],
     where: ClusterOptions = HERE,
-    max_restarts: Annotated[int, Range(0, 10**6)] = 3,
+    max_restarts: Annotated[int, Range(0, 10**6), Common("N", "restarts after a lost process; 3 by default")] = 3,
     min_hosts: Workers = 1,
 ) -> int:
     """Start a command of snugfit once per process, by torchrun, on this machine or on hosts over ssh.

@@ -76,7 +76,7 @@ def require_files(request: Request) -> None:
         require_weights(expanded(request.model.weights))
 
 
-_FINISHED = ("evaluate", "predict", "report", "export", "verify")
+_SHOWN_JSON = ("evaluate", "predict", "report", "export", "verify", "cluster doctor", "cluster plan")
 _MANY_FLAGS = ("plan", "train", "profile", "estimate")
 
 
@@ -92,7 +92,7 @@ class OutputOptions:
         config: YAML file with any of these flags, like ``batch_size: 64``; flags given here win.
     """
 
-    json: Annotated[bool, Parameter(negative=""), Common("", "print one JSON object on stdout", _FINISHED)] = False
+    json: Annotated[bool, Parameter(negative=""), Common("", "print one JSON object on stdout", _SHOWN_JSON)] = False
     quiet: Annotated[bool, Parameter(negative="")] = False
     debug: Annotated[bool, Parameter(negative="")] = False
     config: Annotated[

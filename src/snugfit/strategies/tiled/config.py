@@ -10,6 +10,7 @@ from snugfit._core.option_groups import BaseRequest, Pixels
 from snugfit._core.options import (
     Checked,
     Choice,
+    Common,
     Count,
     Rest,
     Text,
@@ -57,7 +58,7 @@ class TileOptions(Checked):
             as rows and columns allow; requires --cluster.
     """
 
-    tiles: Tiles = "auto"
+    tiles: Annotated[Tiles, Common("RxC", "tiles down and across, like 2x3", ("cluster plan",))] = "auto"
     forward_groups: Groups = "auto"
     backward_groups: Groups = "auto"
     replicas: Workers = 1
@@ -91,12 +92,12 @@ class TileRequest(Checked):
             how many it must describe.
     """
 
-    model: str
-    image_size: Pixels
-    batch_size: Count = 1
+    model: Annotated[str, Common("NAME", "network: vgg16, timm:NAME or module:function; required")]
+    image_size: Annotated[Pixels, Common("N", "side of the square images in pixels; required")]
+    batch_size: Annotated[Count, Common("N", "images of a step; 1 by default")] = 1
     classes: Count = 20
-    cluster: str | None = None
-    processes: Workers | None = None
+    cluster: Annotated[str | None, Common("FILE", "what snugfit cluster doctor --out wrote")] = None
+    processes: Annotated[Workers | None, Common("N", "or the number of typical processes")] = None
 
 
 @dataclass(frozen=True)
