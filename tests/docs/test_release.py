@@ -56,6 +56,12 @@ def test_a_job_runs_the_tests_of_other_libraries_with_their_extras():
     assert all((ROOT / path).exists() for path in tested)
 
 
+def test_a_job_runs_the_tests_of_other_launchers_with_these():
+    steps = [step.get("run", "") for step in WORKFLOWS["checks"]["jobs"]["launchers"]["steps"]]
+    assert {"openmpi-bin", "mpich", "slurmctld", "slurmd", "munge"} <= {*steps[1].split()}
+    assert "slow or not slow" in steps[-1] and (ROOT / steps[-1].split()[-1]).exists()
+
+
 def test_issue_forms_can_be_read():
     forms = [yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")]
     assert len(forms) == 3
