@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -18,16 +19,18 @@ from benchmarks.store import ResultFile, finish, markdown, mb, note, percent
 
 MODELS = ("timm:resnet26", "timm:efficientnet_lite0", "torchvision:shufflenet_v2_x1_0")
 STEPS = ("plan", "train", "evaluate", "export")
+_INSTALLATION = "README's installation"
 _DIGITS = "--model vgg16 --data digits --memory 100MB --epochs 1 --batch-size 16 --saturation-stop"
 _PHOTOS = "--model mobilenet_v2 --data folder:flower_photos --max-train 300 --memory 150MB"
 PATHS = {
+    _INSTALLATION: "",
     "README's first command, installed": _DIGITS,
     "photos: the README's recipe": f"{_PHOTOS} --image-size 96",
     "photos: its former recipe": f"{_PHOTOS} --image-size 64 --batch-size 32 --epochs 5",
     "a module of one's own": "own_module.py",
     "a Lightning loop": "lightning_with_budget.py",
 }
-"""Flags of ``snugfit train``, or a script of ``examples/``."""
+"""Flags of ``snugfit train``, or a script of ``examples/``; nothing for the installation."""
 
 app = program("newcomer")
 
@@ -66,8 +69,11 @@ def paths(
 def _time(name: str, seed: int, weights: str | None, source: Path, python: str, options: Options) -> Cell:
     """Seconds of a path and of its processors, and what it says; the memory of measurements begins empty."""
     what = PATHS[name].split()
-    command = [python, str(source.resolve() / "examples" / what[0])]
-    if len(what) > 1:
+    if not what:
+        command = ["bash", "-euc", installation(source, python)]
+    elif len(what) == 1:
+        command = [python, str(source.resolve() / "examples" / what[0])]
+    else:
         pretrained = ["--weights", weights] if weights and name == "photos: the README's recipe" else []
         command = [python, "-m", "snugfit", "train", *what, *pretrained, "--seed", str(seed), "--json", "--quiet"]
     with tempfile.TemporaryDirectory() as folder:
@@ -88,6 +94,13 @@ def _time(name: str, seed: int, weights: str | None, source: Path, python: str, 
         "told": told if output else {"lines": done.stdout.strip().splitlines()[-2:]},
         **({"error": {"message": done.stderr[-300:]}} if done.returncode else {}),
     }
+
+
+def installation(source: Path, python: str) -> str:
+    """The README's own command for a fresh environment, without the run at its end, for a checkout."""
+    block = re.search(r"^```sh\n(.*?)\n```", (source / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert block is not None
+    return block[1].rpartition(" && ")[0].replace("python3 ", f"{python} ").replace('".[', f'"{source.resolve()}[')
 
 
 def _processor_seconds() -> float:

@@ -173,6 +173,12 @@ def test_foreign_networks_show_where_they_stopped() -> None:
     assert text.endswith("| timm:x, 64 pixels | 200MB | backprop | 95.0 / 90.0 | 9 s | 20 s | exit 4: no | - |")
 
 
+def test_a_newcomer_installs_as_the_readme_says() -> None:
+    command = newcomer.installation(common.ROOT, "python3.12")
+    assert command.startswith("python3.12 -m venv .venv && .venv/bin/pip install torch==")
+    assert command.endswith(f' "{common.ROOT}[demo]"')
+
+
 def test_a_newcomers_paths_are_rows_of_medians() -> None:
     labels = {"arm": "path", "path": "photos", "source": "abc", "exit_code": 0, "load": 2.0, "seconds": 30.0}
     told = {"strategy": "elastic", "measured": 6e7}
