@@ -15,6 +15,7 @@ from snugfit._core.known import check_model
 from snugfit._core.options import from_keywords
 from snugfit._data.prepared import inputs_of
 from snugfit._engine.estimating import estimate_step
+from snugfit._engine.packed_batches import batch_size
 from snugfit.errors import UsageError, shown
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def _described(input: Any) -> tuple[Any, dict[str, int]]:
     """
     values = list(input.values() if isinstance(input, Mapping) else input if isinstance(input, (tuple, list)) else ())
     if any(isinstance(value, Tensor) for value in values):
-        size = _batch_size(values)
+        size = batch_size(values)
         first = [value[0] for value in values]
         named = dict(zip(input, first, strict=True)) if isinstance(input, Mapping) else first
         return inputs_text(inputs_of(named, 0)), {"batch_size": size}
@@ -127,15 +128,3 @@ def _described(input: Any) -> tuple[Any, dict[str, int]]:
     if not isinstance(input, (Sequence, Mapping)):
         raise UsageError(f"the input is a shape like (3, 224, 224), or an example batch, not {shown(input)}.")
     return input, {}
-
-
-def _batch_size(values: Sequence[Any]) -> int:
-    """Items of an example of several inputs (B, ...); raises UsageError if it is none."""
-    for value in values:
-        if not isinstance(value, Tensor):
-            raise UsageError(f"several inputs of an example must be tensors alone, not {type(value).__name__}.")
-    sizes = {len(value) if value.dim() else 0 for value in values}
-    if len(sizes) > 1 or sizes == {0}:
-        shapes = " and ".join(str(tuple(value.shape)) for value in values)
-        raise UsageError(f"several inputs of an example must be batches of one size, and have shapes {shapes}.")
-    return sizes.pop()

@@ -21,6 +21,7 @@ from snugfit._core.workload import OptimizerState
 from snugfit._engine.builder import optimizer_of, require_optimizer_name
 from snugfit._engine.loop_plan import LoopPlan, LoopPlanner, planning, step_workload
 from snugfit._engine.loop_trainer import LoopNetwork, parts_of
+from snugfit._engine.packed_batches import SeveralInputs, as_tensor, inputs_of_batch, kind_of
 from snugfit._engine.process import baseline
 from snugfit._quantities import format_bytes
 from snugfit._training.losses import Loss, require_mean
@@ -107,6 +108,10 @@ class FitRecord:
         )
 
 
+Example = tuple[Tensor | SeveralInputs, Tensor]
+"""Images (B, C, H, W), or several inputs (B, ...), and targets (B, ...)."""
+
+
 class FitStep:
     """One training step of a loop inside a memory budget: what :func:`fit` gives.
 
@@ -124,14 +129,15 @@ class FitStep:
     """
 
     def __init__(
-        self, network: LoopNetwork, plan: LoopPlan, limit: MemoryLimit, meter: PeakMeter, example: tuple[Tensor, Tensor]
+        self, network: LoopNetwork, plan: LoopPlan, limit: MemoryLimit, meter: PeakMeter, example: Example
     ) -> None:
         self.plan, self._limit, self._meter = plan, limit, meter
         units = len(network.chain.all_units)
         schedule = parse_schedule(plan.recomputation) if plan.recomputation else Schedule.keeping(units)
         self._trainer = network.trainer(schedule, plan.micro_batches > 1)
         self._first_lr = self._lr = network.optimizer.lr
-        self._shapes = [each.shape[1:] for each in example]
+        self._kinds = [kind_of(each)[0] for each in example]
+        self._inputs = network.chain.inputs
         self._known = {*part_sizes(plan.batch_size, plan.micro_batches)}
         self._steps = self._measured = 0
         self._closed = False
@@ -139,54 +145,55 @@ class FitStep:
         self._freed.begin(plan.predicted_bytes if plan.kept_bytes else 0)
         self._trimmed_at = time.perf_counter()
 
-    def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
+    def __call__(self, images: Tensor | SeveralInputs, targets: Tensor) -> Tensor:
         """Train on images (B, C, H, W) and their targets (B, ...); the last batch of an epoch may be smaller.
+
+        Instead of images there may be several inputs (B, ...) in a tuple, list or dictionary, as in the example.
 
         Returns:
             The mean loss of the batch, a scalar without a graph.
 
         Raises:
-            UsageError: shapes differ from the example's, there are more images than ``batch_size``, or the context
-                has ended.
+            UsageError: shapes or types differ from the example's, there are more images than ``batch_size``, or the
+                context has ended.
+            DataError: an integer of several inputs is above 2^24.
             BudgetExceededError: memory is refused; gradients are freed, and the loop may go on.
         """
         self._check(images, targets)
         self._tick()
-        sizes = part_sizes(len(images), -(-len(images) // self.plan.micro_batch))
+        sizes = part_sizes(len(targets), -(-len(targets) // self.plan.micro_batch))
         new = not self._known.issuperset(sizes)
         loss = None
         try:
             with self._limit.allow_kernels() if new else nullcontext():
-                loss = self._trainer.step(parts_of(images, targets, sizes))
+                loss = self._trainer.step(parts_of(as_tensor(images, self._inputs), targets, sizes))
         except MEMORY_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
         if loss is None:  # outside of the except clause, which keeps all tensors alive
             self._freed.give_up()
             release_memory()
-            raise self._exceeded(len(images))
+            raise self._exceeded(len(targets))
         self._known.update(sizes)
         self._steps += 1
         self._measured = max(self._measured, self._meter.mark())
         self._freed.after_step(self._measured)
         return loss
 
-    def _check(self, images: Tensor, targets: Tensor) -> None:
+    def _check(self, images: Tensor | SeveralInputs, targets: Tensor) -> None:
         if self._closed:
             raise UsageError(
                 "a step was called after the context of snugfit.fit, where no budget holds; move it inside."
             )
-        shapes = [each.shape[1:] for each in (images, targets)]
-        if shapes != self._shapes or len(images) != len(targets):
-            got, planned = ([tuple(shape) for shape in each] for each in (shapes, self._shapes))
+        kind, count = kind_of(images)
+        kinds = [kind, kind_of(targets)[0]]
+        if kinds != self._kinds or count != len(targets):
             raise UsageError(
-                f"a step got {len(images)} images and {len(targets)} targets of shapes {got}; the plan is for as many "
-                f"of each, of shapes {planned}: give such an example=."
+                f"a step got {count} images and {len(targets)} targets of shapes {kinds}; the plan is for as many "
+                f"of each, of shapes {self._kinds}: give such an example=."
             )
-        if not 0 < len(images) <= self.plan.batch_size:
-            raise UsageError(
-                f"a step got {len(images)} images, and the plan is for 1 to batch_size={self.plan.batch_size}."
-            )
+        if not 0 < count <= self.plan.batch_size:
+            raise UsageError(f"a step got {count} images, and the plan is for 1 to batch_size={self.plan.batch_size}.")
 
     def _tick(self) -> None:
         """Read the peak, and let the limit follow the memory that is mapped; trim the heap at times."""
@@ -240,7 +247,7 @@ def fit(
     model: nn.Module,
     loss_function: Loss,
     *,
-    example: tuple[Tensor, Tensor],
+    example: Example,
     memory: str | int,
     **options: Unpack[LoopKeywords],
 ) -> Iterator[FitStep]:
@@ -262,9 +269,12 @@ def fit(
     (True, True)
 
     Args:
-        model: maps images (B, C, H, W) to one tensor; trained in place, in the modes that its layers are in.
+        model: maps images (B, C, H, W), or several inputs (B, ...), to one tensor; trained in place, in the modes that
+            its layers are in.
         loss_function: of outputs and targets (B, ...); the mean over the batch.
-        example: images (B, C, H, W) and targets (B, ...) as the loop gives them; of any number.
+        example: images (B, C, H, W) and targets (B, ...) as the loop gives them; of any number. Instead of images a
+            tuple, list or dictionary of several inputs (B, ...), for a network that takes them by position or by
+            keyword: float32, integers up to 2^24 or booleans. Their values are packed into one tensor, beside them.
         memory: the budget, like ``"300MB"``.
         **options: ``batch_size``, ``optimizer`` (``sgd`` or ``adamw``), ``optimizer_state``, ``lr`` and
             ``weight_decay``, with the defaults of :func:`snugfit.plan`; the learning rate stays constant unless
@@ -272,7 +282,7 @@ def fit(
             the peak: steps are faster, and whatever else the loop does, such as validation, has less of the budget.
 
     Raises:
-        UsageError: an option, the example or the loss cannot be used.
+        UsageError, DataError: an option, the example or the loss cannot be used.
         ModelError: the model cannot be trained.
         InfeasibleBudgetError: nothing fits the budget.
         BudgetExceededError: a whole batch does not fit the budget.
@@ -301,19 +311,21 @@ vars(fit)["__signature__"] = with_keywords(fit, {each.name: each.default for eac
 def _planned(
     model: nn.Module,
     loss_function: Loss,
-    example: tuple[Tensor, Tensor],
+    example: Example,
     chosen: LoopOptions,
     limit: MemoryLimit,
     meter: PeakMeter,
 ) -> FitStep:
     """Measure steps within a limit that is in force; the example has images (B, C, H, W) and targets (B, ...)."""
+    inputs = () if isinstance(example[0], Tensor) else inputs_of_batch(example[0])[0]
+    batch = as_tensor(example[0], inputs), example[1]
     with limit.allow_address_space(META_PASS_BYTES):
-        shape = cast("tuple[int, int, int]", tuple(example[0].shape[1:]))
-        chain = Chain.from_any_module(model, shape)
-        _require_mean(loss_function, chain, example, limit.device)
+        shape = cast("tuple[int, int, int]", tuple(batch[0].shape[1:]))
+        chain = Chain.from_any_module(model, shape, inputs=inputs)
+        _require_mean(loss_function, chain, batch[1], limit.device)
     network = LoopNetwork(model, chain, loss_function, optimizer_of(chosen.request()))
-    workload = step_workload(network.model, shape, chosen.batch_size, network.optimizer)
-    images, targets = (_resized(each, chosen.batch_size).to(limit.device) for each in example)
+    workload = step_workload(network.model, shape, chosen.batch_size, network.optimizer, inputs)
+    images, targets = (_resized(each, chosen.batch_size).to(limit.device) for each in batch)
     plan = LoopPlanner(network, workload, (images, targets), limit, meter).plan()
     plan = plan.with_kept_memory(limit) if chosen.keep_freed else plan
     return FitStep(network, plan, limit, meter, example)
@@ -330,16 +342,25 @@ def module_device(model: nn.Module) -> torch.device:
 def _require_example(example: Any) -> None:
     """Refuse an example that is no pair of images (B, ...) and targets (B, ...)."""
     pair = isinstance(example, (tuple, list)) and len(example) == 2
-    if not (pair and all(isinstance(each, Tensor) and each.dim() > 0 for each in example)):
-        raise UsageError("example= must be a pair of tensors, (images, targets), as the loop gives them to a step.")
-    if not len(example[0]) == len(example[1]) > 0:
-        counts = f"{len(example[0])} images and {len(example[1])} targets"
-        raise UsageError(f"example= has {counts}; give as many of each, at least one.")
+    if not (pair and all(_is_batch(each) for each in example) and isinstance(example[1], Tensor)):
+        raise UsageError(
+            "example= must be a pair of tensors, (images, targets), as the loop gives them to a step; of several "
+            "inputs, ((a, b), targets) or ({'a': a, 'b': b}, targets)."
+        )
+    count = kind_of(example[0])[1]
+    if not count == len(example[1]) > 0:
+        raise UsageError(
+            f"example= has {count} images and {len(example[1])} targets; give as many of each, at least one."
+        )
 
 
-def _require_mean(loss: Loss, chain: Chain, example: tuple[Tensor, Tensor], device: torch.device) -> None:
+def _is_batch(given: object) -> bool:
+    return given.dim() > 0 if isinstance(given, Tensor) else isinstance(given, (tuple, list, Mapping))
+
+
+def _require_mean(loss: Loss, chain: Chain, targets: Tensor, device: torch.device) -> None:
     """Refuse a loss that is no mean over the batch, for outputs and targets (B, ...) like the network's."""
-    targets = torch.cat([example[1][:4]] * 2)[:4].to(device)  # 2 or 4
+    targets = torch.cat([targets[:4]] * 2)[:4].to(device)  # 2 or 4
     generator = torch.Generator().manual_seed(0)
     dtype = next(chain.to_module().parameters()).dtype
     outputs = torch.randn(len(targets), *chain.head.output_shape, generator=generator, dtype=dtype).to(device)

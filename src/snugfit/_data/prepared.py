@@ -115,7 +115,11 @@ class PackedInputs(ImageSet):
             value, found = _described(given[key], key, index)
             if (found.shape, found.dtype) != (expected.shape, expected.dtype):
                 raise DataError(f"input {key} of item {index} is {found}, but that of the first is {expected}.")
-            _check_values(value, key, index)
+            if value.is_floating_point() and not torch.isfinite(value.float()).all():
+                raise DataError(
+                    f"input {key} of item {index} holds NaN, or values that float32 cannot. Replace or remove it."
+                )
+            check_integers(value, f"input {key} of item {index}")
             yield value.reshape(-1).float()
 
 
@@ -161,14 +165,12 @@ def _as_tensor(value: Any) -> Any:
         return value
 
 
-def _check_values(value: torch.Tensor, key: object, index: int) -> None:
-    """Refuse values of any shape that float32 cannot hold, or that nothing can be learned from."""
-    if value.is_floating_point() and not torch.isfinite(value.float()).all():
-        raise DataError(f"input {key} of item {index} holds NaN, or values that float32 cannot. Replace or remove it.")
+def check_integers(value: torch.Tensor, place: str) -> None:
+    """Refuse integers of any shape that float32 cannot hold; ``place`` is where they are."""
     if value.dtype in (torch.int32, torch.int64):
         largest = max(int(value.max()), -int(value.min()))
         if largest > _LARGEST_INTEGER:
             raise DataError(
-                f"input {key} of item {index} holds {largest:,}; integers are packed as float32, up to "
-                f"{_LARGEST_INTEGER:,}. Number them from 0."
+                f"{place} holds {largest:,}; integers are packed as float32, up to {_LARGEST_INTEGER:,}. Number them "
+                "from 0."
             )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from snugfit._chain import Chain, on_meta_or
 from snugfit._core.budget import Budget
+from snugfit._core.inputs import Input
 from snugfit._core.machine_memory import machine_memory, private_bytes
 from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.parts import largest_parts, part_sizes
@@ -120,9 +121,13 @@ def planning(batch_size: int, limit: MemoryLimit) -> Iterator[None]:
 
 
 def step_workload(
-    model: nn.Module, shape: tuple[int, int, int], batch_size: int, optimizer: OptimizerSettings
+    model: nn.Module,
+    shape: tuple[int, int, int],
+    batch_size: int,
+    optimizer: OptimizerSettings,
+    inputs: tuple[Input, ...] = (),
 ) -> Workload:
-    """A workload of one step on a batch of images of a shape (C, H, W)."""
+    """A workload of one step on a batch of images (C, H, W), or of the values (1, 1, N) of several inputs."""
     return Workload(
         model=type(model).__name__,
         data=FROM_PYTHON,
@@ -135,6 +140,7 @@ def step_workload(
         batch_size=batch_size,
         optimizer=optimizer,
         loss="python",
+        inputs=inputs,
     )
 
 
@@ -163,8 +169,9 @@ class LoopPlanner:
         self.network, self.workload, self.limit, self.meter = network, workload, limit, meter
         self.images, self.targets = batch
         self.trials = TrialSteps(network)
-        self.meta = Chain.from_any_module(on_meta(network.model), workload.input_shape)
-        self.held = self.images.nbytes + self.targets.nbytes
+        self.meta = Chain.from_any_module(on_meta(network.model), workload.input_shape, inputs=workload.inputs)
+        given = sum(each.values * getattr(torch, each.dtype).itemsize for each in workload.inputs)  # by the loop itself
+        self.held = self.images.nbytes + self.targets.nbytes + len(self.images) * given
         self.budget_bytes = limit.budget_bytes or 0
         self.leanest = False
         """Whether only the schedule with the least memory is measured, which a small budget measures first."""

@@ -14,6 +14,11 @@ def right(module: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
     snugfit.estimate(module, (3, 32, 32), batch_size=(32, 64), memory="2GB", measure=True)
     with snugfit.fit(module, F.cross_entropy, example=batch, memory="1GB", batch_size=8, lr=0.1) as step:
         step(*batch)
+    photos, targets = batch
+    named = {"photo": photos, "age": targets}
+    with snugfit.fit(module, F.cross_entropy, example=(named, targets), memory="1GB") as step:
+        step(named, targets)
+        step((photos, targets), targets)
 
 
 def right_with_runs(data: list[tuple[Tensor, int]]) -> None:
