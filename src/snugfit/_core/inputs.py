@@ -75,7 +75,8 @@ def described(inputs: Sequence[Input]) -> str:
 def parse_inputs(text: str) -> tuple[Input, ...]:
     """Turn ``"image=3x224x224,ids=16xint64,age=float32"`` into several inputs, with or without names.
 
-    A type alone is that of a number, and float32 need not be said. The shape of one image, ``"3x224x224"``, is none.
+    A type alone is that of a number, and float32 need not be said, but for numbers alone: ``"3,224,224"`` is probably
+    one shape, with commas for x. The shape of one image, ``"3x224x224"``, is none.
 
     >>> parse_inputs("image=3x8x8,ids=16xint64")[1]
     Input(shape=(16,), dtype='int64', name='ids')
@@ -87,6 +88,8 @@ def parse_inputs(text: str) -> tuple[Input, ...]:
     if len(parts) == 1:
         parse_shape(text)
         return ()
+    if all(part.strip().isdigit() for part in parts):
+        raise ValueError(text)
     inputs = tuple(map(_parse_input, parts))
     names = {each.name for each in inputs}
     if names != {""} and ("" in names or len(names) < len(inputs)):

@@ -197,6 +197,7 @@ photos, numbers = torch.zeros(4, 3, 8, 8), torch.zeros(4, 2)
         ("a=3x8x8,2", "--input-shape must be"),
         ("=3x8x8,2", "--input-shape must be"),
         ("16xint64", "--input-shape must be"),
+        ("3,224,224", "--input-shape must be"),
         (((3, 8, 8), 2), "--input-shape must be"),
         (((3, 8, 8), (2.5,)), "--input-shape must be"),
         ({}, "--input-shape must be"),
