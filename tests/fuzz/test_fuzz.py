@@ -47,6 +47,7 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_defects_are_found(corpus: Path) -> None:
     """Each in a process that goes on, or a new one."""
     names = ["reads", "raises", "crashes", "grows", "says_nothing", "hangs", "exits", "refuses", "spins", "reads"]

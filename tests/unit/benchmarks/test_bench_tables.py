@@ -183,6 +183,7 @@ def test_speed_sets_lls_beside_the_others() -> None:
     assert "blockwise / lls-mxm per epoch at 100 MB: 3.00 (target: at least 1.8)" in speed_tables.render(cells)
 
 
+@pytest.mark.slow
 def test_figure_5_2_is_as_the_paper_describes_it(tmp_path: Path) -> None:
     from benchmarks import tilecosts
     from benchmarks.tilecosts_figure import draw
