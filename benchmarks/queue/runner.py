@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT, last_json, to_flags
+from benchmarks.common import INFEASIBLE, ROOT, last_json, to_flags
 from benchmarks.machine import commit
 from benchmarks.queue.curves import curve_of
 from benchmarks.queue.rungs import RUNGS, Row, Task
@@ -66,7 +66,7 @@ class Runner:
             self._child.send_signal(signal.SIGTERM)
 
     def __call__(self, task: Task, digest: str) -> Row | None:
-        """Run a task to its end, and delete its folder.
+        """Run a task to its end, and delete its folder, or keep it as ``KEY.failed`` where the run failed.
 
         Args:
             task: what to run.
@@ -84,6 +84,10 @@ class Runner:
         if code == INTERRUPTED or self.stopped:
             return None
         row = row_of(task, digest, begun["commit"], code, output, metrics_of(folder)) | {"load": begun.get("load")}
+        failed = folder.with_suffix(".failed")
+        shutil.rmtree(failed, ignore_errors=True)
+        if code not in (0, INFEASIBLE) and folder.is_dir():
+            folder.rename(failed)
         shutil.rmtree(folder, ignore_errors=True)
         folder.with_suffix(".json").unlink()
         return row

@@ -219,6 +219,9 @@ if resumed and (folder / "broken").exists():
 (folder / "ready").write_text("")
 if "--seed" in words and words[words.index("--seed") + 1] == "9":
     time.sleep(60)
+if "--seed" in words and words[words.index("--seed") + 1] == "8":
+    print(json.dumps({"error": {"type": "BudgetExceededError", "message": "memory ran out"}}))
+    sys.exit(5)
 (folder / "metrics.csv").write_text("phase,seconds\\nnetwork,3.5\\n")
 accuracy = {"val": 0.25 if resumed else 0.5, "test": 0.5}
 print(json.dumps({"accuracy": accuracy, "measured": {"seconds": 4.0, "peak_bytes": 1}}))
@@ -252,6 +255,14 @@ class TestRunner:
         assert row is not None and (row["val"], row["training_seconds"], row["seconds"]) == (0.5, 3.5, 4.0)
         assert row["load"] >= 0
         assert list(place.runs.iterdir()) == []
+
+    def test_the_folder_of_a_failed_run_is_kept(self, place: Place) -> None:
+        task = Task(arm(), 0, 8)
+        for _ in range(2):  # of the second attempt there, too
+            row = Runner(place)(task, "b1")
+            assert row is not None and row["exit_code"] == 5
+            assert [path.name for path in place.runs.iterdir()] == [f"{task.key}.failed"]
+            assert (place.runs / f"{task.key}.failed" / "request.json").is_file()
 
     def test_a_stopped_run_is_resumed(self, place: Place) -> None:
         folder = self.interrupted(place, Task(arm(), 0, 9))
