@@ -154,8 +154,8 @@ class FitStep:
             The mean loss of the batch, a scalar without a graph.
 
         Raises:
-            UsageError: shapes or types differ from the example's, there are more images than ``batch_size``, or the
-                context has ended.
+            UsageError: shapes, or types of several inputs, differ from the example's, there are more images than
+                ``batch_size``, or the context has ended.
             DataError: an integer of several inputs is above 2^24.
             BudgetExceededError: memory is refused; gradients are freed, and the loop may go on.
         """

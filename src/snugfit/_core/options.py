@@ -158,7 +158,8 @@ def _input_shapes(values: Any) -> str:
     def written(value: Any) -> str:
         if isinstance(value, str):
             return value
-        return "x".join([*(str(_integer(size, None)) for size in value), "float32"])
+        sizes = [str(_integer(size, None)) for size in value]
+        return "x".join(sizes if len(values) == 1 else [*sizes, "float32"])
 
     if isinstance(values, Mapping):
         values = [f"{name}={written(value)}" for name, value in values.items()]

@@ -23,6 +23,8 @@ def inputs_of_batch(given: SeveralInputs) -> tuple[tuple[Input, ...], int]:
         UsageError: they are no tensors of one B, or floats of another type than float32.
         DataError: there is but one, it is empty, or is neither of floats, booleans, signed integers nor uint8.
     """
+    if isinstance(given, Mapping) and not all(isinstance(key, str) for key in given):
+        raise UsageError("several inputs by keyword need names of letters, as the network's forward pass has them.")
     named = {key: given[key] for key in sorted(given)} if isinstance(given, Mapping) else None
     values: list[Any] = list(given if named is None else named.values())
     size = batch_size(values)
@@ -39,6 +41,8 @@ def batch_size(values: Sequence[Any]) -> int:
         if not isinstance(value, Tensor):
             raise UsageError(f"several inputs of an example must be tensors alone, not {type(value).__name__}.")
     sizes = {len(value) if value.dim() else 0 for value in values}
+    if not values:
+        raise UsageError("several inputs of an example must be at least two tensors (B, ...).")
     if len(sizes) > 1 or sizes == {0}:
         shapes = " and ".join(str(tuple(value.shape)) for value in values)
         raise UsageError(f"several inputs of an example must be batches of one size, and have shapes {shapes}.")
@@ -67,6 +71,6 @@ def as_tensor(given: Tensor | SeveralInputs, inputs: Sequence[Input]) -> Tensor:
     start = 0
     for number, (each, value) in enumerate(zip(inputs, values, strict=True)):
         check_integers(value, f"input {each.name or number}")
-        made[:, 0, 0, start : start + each.values] = value.reshape(count, -1)
+        made[:, 0, 0, start : start + each.values] = value.detach().reshape(count, -1)
         start += each.values
     return made

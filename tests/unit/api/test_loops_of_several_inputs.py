@@ -137,12 +137,23 @@ def test_measured_is_at_most_predicted_which_is_at_most_the_budget(fresh_process
 ((GOOD, TARGETS),) = batches(4)
 
 
+def test_inputs_that_want_gradients_are_trained_on_without():
+    inputs = (GOOD[0].clone().requires_grad_() * 1, GOOD[1])
+    with snugfit.fit(made(), F.cross_entropy, memory="1GB", batch_size=4, example=(inputs, TARGETS)) as step:
+        assert step(inputs, TARGETS) > step(inputs, TARGETS)
+    assert inputs[0].grad_fn is not None
+
+
 @pytest.mark.parametrize(
     ("inputs", "error", "text"),
     [
         (GOOD[:1], DataError, "not several; give the tensor itself"),
         ((GOOD[0].double(), GOOD[1]), UsageError, "inputs are float32, integers or booleans, not torch.float64"),
         ((GOOD[0], GOOD[1][:3]), UsageError, "must be batches of one size"),
+        ((), UsageError, "at least two tensors"),
+        ({}, UsageError, "at least two tensors"),
+        ((GOOD[0][:0], GOOD[1][:0]), UsageError, "must be batches of one size"),
+        ({1: GOOD[0], "text": GOOD[1]}, UsageError, "need names"),
         ((GOOD[0], 3), UsageError, "must be tensors alone, not int"),
         ((GOOD[0], GOOD[1] + 2**25), DataError, "up to 16,777,216"),
         ((GOOD[1], GOOD[0]), ModelError, "does not run on inputs a number of int64 and 2x8x8 of float32"),
