@@ -50,7 +50,7 @@ def paths(
     Args:
         names: which of them.
         weights: ImageNet weights of MobileNetV2, which the recipe needs.
-        seeds: how often, with other seeds of training; examples have their own.
+        seeds: how often, with other seeds of training; examples have their own, and the installation has none.
         source: checkout whose ``src`` and ``examples`` are used.
         python: interpreter, such as that of an environment with Lightning.
         options: what every benchmark takes; here the time limit and ``threads``.
@@ -59,7 +59,7 @@ def paths(
     git = ["git", "rev-parse", "--short", "HEAD"]
     version = subprocess.check_output(git, cwd=source, text=True).strip()
     for name in names:
-        for seed in range(1 if PATHS[name].endswith(".py") else seeds):
+        for seed in range(seeds if PATHS[name].startswith("--") else 1):
             label = f"{name} at {version}"
             labels = {"arm": "path", "path": name, "source": version, "settings": {"threads": options.threads}}
             results.once(label, partial(_time, name, seed, weights, source, python, options), seed, **labels)

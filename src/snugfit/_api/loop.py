@@ -185,6 +185,10 @@ class FitStep:
             raise UsageError(
                 "a step was called after the context of snugfit.fit, where no budget holds; move it inside."
             )
+        if not isinstance(targets, Tensor):
+            raise UsageError(
+                f"the targets of a step must be a tensor, as in the example, not {type(targets).__name__}."
+            )
         kind, count = kind_of(images)
         kinds = [kind, kind_of(targets)[0]]
         if kinds != self._kinds or count != len(targets):
@@ -274,7 +278,8 @@ def fit(
         loss_function: of outputs and targets (B, ...); the mean over the batch.
         example: images (B, C, H, W) and targets (B, ...) as the loop gives them; of any number. Instead of images a
             tuple, list or dictionary of several inputs (B, ...), for a network that takes them by position or by
-            keyword: float32, integers up to 2^24 or booleans. Their values are packed into one tensor, beside them.
+            keyword: float32, integers up to 2^24 or booleans. Each batch is copied into one
+            tensor, which takes memory beside the batch.
         memory: the budget, like ``"300MB"``.
         **options: ``batch_size``, ``optimizer`` (``sgd`` or ``adamw``), ``optimizer_state``, ``lr`` and
             ``weight_decay``, with the defaults of :func:`snugfit.plan`; the learning rate stays constant unless

@@ -13,7 +13,7 @@ from torch import nn
 
 from snugfit._api.trained_models import draw_report, export, load
 from snugfit._core.keywords import ExportKeywords, ResumeKeywords, with_keywords
-from snugfit._core.option_groups import ExportFormat
+from snugfit._core.option_groups import PLAIN_ONNX, ExportFormat
 from snugfit._core.options import from_keywords
 from snugfit._core.record import Record
 from snugfit._engine import running
@@ -80,10 +80,17 @@ class TrainedRecord:
         return Path(draw_report(self.record.run_dir, pictures=pictures, model=self.module)["report"])
 
     def export(
-        self, out: str | Path | None = None, format: ExportFormat = "both", **options: Unpack[ExportKeywords]
+        self,
+        out: str | Path | None = None,
+        format: ExportFormat = "both",
+        check: bool = True,
+        **options: Unpack[ExportKeywords],
     ) -> dict[str, Any]:
         """Write the model for other runtimes; see :func:`snugfit.export` for its options."""
-        return export(self.record.run_dir, out, format, model=self.module, **options)
+        return export(self.record.run_dir, out, format, check, self.module, **options)
+
+
+vars(TrainedRecord.export)["__signature__"] = with_keywords(TrainedRecord.export, vars(PLAIN_ONNX))
 
 
 def shown(subscribers: Sequence[Subscriber] | None) -> Sequence[Subscriber]:

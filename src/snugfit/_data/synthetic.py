@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -54,5 +54,5 @@ def synthetic_splits(options: DataOptions) -> Splits:
     kind = NoiseInputs if inputs else NoiseImages
     first, second, third = (kind(count, classes, shape, several=several) for count in (train, val, val))
     names, half = tuple(map(str, range(classes))), (0.5,) * shape[0]
-    looks: dict[str, Any] = {"mean": half, "std": half, "flip": not inputs, "as_is": bool(inputs), "inputs": inputs}
-    return Splits(SYNTHETIC, names, shape, first, second, third, **looks)
+    plain = Splits(SYNTHETIC, names, shape, first, second, third, mean=half, std=half, flip=True)
+    return replace(plain, flip=False, as_is=True, inputs=inputs) if inputs else plain

@@ -24,7 +24,9 @@ def inputs_of_batch(given: SeveralInputs) -> tuple[tuple[Input, ...], int]:
         DataError: there is but one, it is empty, or is neither of floats, booleans, signed integers nor uint8.
     """
     if isinstance(given, Mapping) and not all(isinstance(key, str) for key in given):
-        raise UsageError("several inputs by keyword need names of letters, as the network's forward pass has them.")
+        raise UsageError(
+            "several inputs in a dictionary need strings as keys: the names of the forward pass's arguments."
+        )
     named = {key: given[key] for key in sorted(given)} if isinstance(given, Mapping) else None
     values: list[Any] = list(given if named is None else named.values())
     size = batch_size(values)

@@ -153,7 +153,7 @@ def test_inputs_that_want_gradients_are_trained_on_without():
         ((), UsageError, "at least two tensors"),
         ({}, UsageError, "at least two tensors"),
         ((GOOD[0][:0], GOOD[1][:0]), UsageError, "must be batches of one size"),
-        ({1: GOOD[0], "text": GOOD[1]}, UsageError, "need names"),
+        ({1: GOOD[0], "text": GOOD[1]}, UsageError, "need strings as keys"),
         ((GOOD[0], 3), UsageError, "must be tensors alone, not int"),
         ((GOOD[0], GOOD[1] + 2**25), DataError, "up to 16,777,216"),
         ((GOOD[1], GOOD[0]), ModelError, "does not run on inputs a number of int64 and 2x8x8 of float32"),
@@ -180,4 +180,6 @@ def test_a_step_refuses_what_it_was_not_planned_for(inputs, text):
     with snugfit.fit(made(), F.cross_entropy, memory="1GB", batch_size=4, example=(GOOD, TARGETS)) as step:
         with pytest.raises(UsageError, match=text):
             step(inputs, TARGETS)
+        with pytest.raises(UsageError, match="targets of a step must be a tensor, as in the example, not list"):
+            step(GOOD, [0, 1, 2, 0])
         step(GOOD, TARGETS)

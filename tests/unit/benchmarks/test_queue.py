@@ -258,7 +258,7 @@ class TestRunner:
 
     def test_the_folder_of_a_failed_run_is_kept(self, place: Place) -> None:
         task = Task(arm(), 0, 8)
-        for _ in range(2):  # of the second attempt there, too
+        for _ in range(2):  # the folder of a second failure replaces that of the first
             row = Runner(place)(task, "b1")
             assert row is not None and row["exit_code"] == 5
             assert [path.name for path in place.runs.iterdir()] == [f"{task.key}.failed"]
