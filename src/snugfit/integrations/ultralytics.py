@@ -25,6 +25,10 @@ INSTALL = keeping_torch('pip install "snugfit[ultralytics]"')
 torch_utils: Any = require("ultralytics.utils.torch_utils", INSTALL)
 with contextlib.suppress(ImportError):  # checkpoints use polars, whose threads try without end if refused memory
     import_module("polars").read_csv(b"column\n1\n")
+for _name, _enabled in require("ultralytics.utils", INSTALL).SETTINGS.items():
+    if _enabled is True:  # experiment trackers, which the trainer imports when it begins; Ray takes 53 MB
+        with contextlib.suppress(ImportError):
+            import_module(f"ultralytics.utils.callbacks.{'wb' if _name == 'wandb' else _name}")
 
 __all__ = ["MemoryBudget"]
 

@@ -44,14 +44,26 @@ class Seen(nn.Module):
 
 
 @pytest.fixture
-def integration(monkeypatch):
-    """The module over an ultralytics that has nothing."""
-    name = "snugfit.integrations.ultralytics"
+def integration(monkeypatch, tmp_path):
+    """The module over an ultralytics that has nothing but settings and callbacks of experiment trackers."""
+    name, trackers = "snugfit.integrations.ultralytics", "ultralytics.utils.callbacks"
     for each in ("ultralytics", "ultralytics.utils", "ultralytics.utils.torch_utils"):
         monkeypatch.setitem(sys.modules, each, ModuleType(each))
-    monkeypatch.delitem(sys.modules, name, raising=False)
+    utils = sys.modules["ultralytics.utils"]
+    utils.__path__, utils.SETTINGS = [str(tmp_path)], {"raytune": True, "wandb": True, "mlflow": False, "sync": True}
+    (tmp_path / "callbacks").mkdir()
+    for each in ("__init__", "raytune", "wb", "mlflow"):
+        (tmp_path / "callbacks" / f"{each}.py").write_text("")
+    for each in [name, *(each for each in sys.modules if each.startswith(trackers))]:
+        monkeypatch.delitem(sys.modules, each, raising=False)
     yield importlib.import_module(name)
-    sys.modules.pop(name, None)
+    for each in [name, *(each for each in sys.modules if each.startswith(trackers))]:
+        sys.modules.pop(each, None)
+
+
+def test_trackers_that_the_trainer_imports_are_there_before_the_budget_counts(integration):
+    found = {each.rpartition(".")[2] for each in sys.modules if each.startswith("ultralytics.utils.callbacks.")}
+    assert found == {"raytune", "wb"}
 
 
 def trainer_of(dataset):
