@@ -92,6 +92,16 @@ def test_what_takes_longer_to_measure_than_it_saves_is_not_measured():
         assert worth_measuring(slow, free, replace(FILTER, images=64 * batches)) == expected
 
 
+def test_a_measured_schedule_corrects_what_the_others_are_expected_to_take():
+    """Held steps take 25 ms an image. From 10 ms of a plain step follow 11 for the second schedule, 13 for the last."""
+    lines, second = {PLAIN: line(10 * MB, MB), HELD: line(30 * MB, MB, seconds=0.05)}, CANDIDATES[1].probe
+    free = available(50 * MB) + MARGIN_BYTES
+    assert worth_measuring(lines, free)[0] == (1, False)
+    assert worth_measuring({**lines, second: None}, free)[0] == (1, True), "nothing tells how long recomputing takes"
+    slow = {**lines, second: line(10 * MB, 0.5 * MB, seconds=0.0245)}
+    assert worth_measuring(slow, free) == [], "the last one is expected to take 13 elevenths of 24.5 ms"
+
+
 def test_where_steps_of_few_images_are_slow_what_promises_most_is_measured():
     """A step takes 0.2 s and 10 ms each; 36 MB hold 4, 8 or 16 images with gradients, or 64 of the last candidate."""
     plain = replace(line(10 * MB, MB), fixed_seconds=0.2, sample_seconds=0.01)

@@ -258,33 +258,59 @@ class MeasurementFilter:
         """Expected seconds of a sample, by probe and hold, at the largest batch that fits; infinite if none fits.
 
         They follow a step's seconds, by its number of images, from the first measured line with more than one point.
-        If weights dominate the time of a step, a step of few images takes hardly less time than one of more images. A
+        If weights dominate the time of a step, a step of few images takes hardly less time than one of more images.
+        Steps that recompute are expected to take as much longer than that as the quickest measured one of them does. A
         step's memory is its tensor bytes times the ratio of process peak to tensor bytes of the measured steps. Without
         a line of more than one point, there is no estimate.
         """
         named = {_line(each, hold): (each, hold) for each in self.candidates for hold in (False, True)}
         measured = [(*named[name], line) for name, line in lines.items() if name in named and line.points]
-        ratios = {
-            hold: line.points[-1].peak_bytes / each.bytes_at(line.points[-1].batch, self._batch, hold=hold)
-            for each, hold, line in measured
-        }
         sloped = next((found for found in measured if len(found[2].points) > 1), None)
         if sloped is None:
             return None
         reference, held, line = sloped
-        times = reference.seconds * (2 if held else 1)
+        times = reference.seconds * _passes(hold=held)
+
+        def seconds_of_sample(each: Candidate, images: int) -> float:
+            return each.seconds * (line.fixed_seconds / images + line.sample_seconds) / times
+
+        fitting = self._fitting_images(measured, line.smallest_batch, headroom)
+        slower = [
+            own.seconds_at(images) / images / _passes(hold=hold) / seconds_of_sample(each, images)
+            for each, hold, own in measured
+            if each.schedule.recomputes and (images := fitting[each.probe, hold])
+        ]
         expected = {}
+        for each, hold in self._steps():
+            images = fitting[each.probe, hold]
+            seconds = seconds_of_sample(each, images) if images else math.inf
+            expected[each.probe, hold] = seconds * (min(slower, default=1.0) if each.schedule.recomputes else 1.0)
+        return expected
+
+    def _fitting_images(
+        self, measured: Sequence[tuple[Candidate, bool, ProbeLine]], smallest: int, headroom: float
+    ) -> dict[tuple[str, bool], int]:
+        """The most images at once that are expected to fit, by probe and hold; 0 if not even ``smallest`` do."""
+        ratios = {
+            hold: line.points[-1].peak_bytes / each.bytes_at(line.points[-1].batch, self._batch, hold=hold)
+            for each, hold, line in measured
+        }
+        found = {}
         for each, hold in self._steps():
             sizes = largest_parts(self._batch)[:-1] if hold else (self._batch,)
             ratio = ratios.get(hold, max(ratios.values()))
-            fits = [
+            fits = (
                 size
                 for size in sizes
-                if size >= line.smallest_batch and each.bytes_at(size, self._batch, hold=hold) * ratio <= headroom
-            ]
-            seconds = line.fixed_seconds / times / fits[-1] + line.sample_seconds / times if fits else float("inf")
-            expected[each.probe, hold] = each.seconds * seconds
-        return expected
+                if size >= smallest and each.bytes_at(size, self._batch, hold=hold) * ratio <= headroom
+            )
+            found[each.probe, hold] = max(fits, default=0)
+        return found
+
+
+def _passes(*, hold: bool) -> int:
+    """Micro-batches that a measured step runs."""
+    return 2 if hold else 1
 
 
 def _line(candidate: Candidate, hold: bool) -> str:
