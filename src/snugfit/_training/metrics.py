@@ -66,15 +66,15 @@ class MetricsWriter:
         self._digester, self._seconds = Digester(), 0.0
         if not self.path.exists():
             return
-        with self.path.open("r+b") as file:
-            kept = file.read(offset)
-            kept = kept[: kept.rfind(b"\n") + 1]
-            file.truncate(len(kept))
-        self._digester.write(kept)
-        rows = list(csv.DictReader(kept.decode().splitlines()))
-        if rows:  # a run of an earlier version may have fewer columns
-            self._columns = tuple(rows[0])
-        self._seconds = float(rows[-1]["seconds"] or 0.0) if rows else 0.0
+        header, last, end = "", "", 0
+        with self.path.open("r+b") as file:  # line by line: the rows of a long run take more than a small budget
+            while (line := file.readline(offset - end)).endswith(b"\n"):
+                self._digester.write(line)
+                header, last, end = header or line.decode(), line.decode(), end + len(line)
+            file.truncate(end)
+        if last != header:  # a run of an earlier version may have fewer columns
+            self._columns, cells = (tuple(next(csv.reader([line]))) for line in (header, last))
+            self._seconds = float(dict(zip(self._columns, cells, strict=False))["seconds"] or 0.0)
 
     def _write(self, event: StepDone | EpochDone, **cells: Any) -> None:
         text = io.StringIO()
