@@ -27,7 +27,7 @@ class PastRun:
         strategy, model, input_shape: the strategy, the network and the shape (C, H, W) of an image.
         predicted_seconds, seconds: seconds of its phases, predicted without correction, and measured.
         predicted_bytes, peak_bytes: its peak memory above the baseline, predicted and measured; if phases exceeded
-            their predictions, that of the phase with the largest ratio.
+            their predictions, at least what is predicted and the most by which one did.
         kept: whether the heap kept freed memory, so that its steps were faster than the measured ones.
     """
 
@@ -49,16 +49,16 @@ class PastRun:
 def past_run(record: Record, workload: Workload, corrected: Correction, *, kept: bool = False) -> PastRun:
     """Summary of a record; its predictions are stored without their correction."""
     finished = [phase for phase in record.phases if phase.epochs == workload.epochs]
-    peaks = [(record.predicted["peak_bytes"], record.measured["peak_bytes"])]
-    peaks += [(phase.predicted_peak_bytes, phase.measured_peak_bytes) for phase in record.phases if phase.exceeded]
-    predicted_bytes, peak_bytes = max(peaks, key=lambda pair: pair[1] / max(pair[0], 1))
+    predicted = record.predicted["peak_bytes"]
+    excess = [phase.measured_peak_bytes - phase.predicted_peak_bytes for phase in record.phases if phase.exceeded]
+    peak_bytes = max([record.measured["peak_bytes"], *(predicted + more for more in excess)])
     return PastRun(
         strategy=record.strategy,
         model=workload.model,
         input_shape=workload.input_shape,
         predicted_seconds=sum(phase.predicted_seconds for phase in finished) / corrected.seconds,
         seconds=sum(phase.seconds for phase in finished),
-        predicted_bytes=int(predicted_bytes / corrected.peak),
+        predicted_bytes=int(predicted / corrected.peak),
         peak_bytes=peak_bytes,
         kept=kept,
     )

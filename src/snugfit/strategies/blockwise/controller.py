@@ -129,12 +129,16 @@ class Controller:
             trainer.evaluate()
             self._store_units(block, trainer)
             written = self._pass_outputs(index, block, trainer, train, val)
-        if self.strategy.residency == "block":
+        if self.strategy.residency == "block" or self._ends_with(index):
             self._release_all()
         run.end_phase(phase, run.workload.epochs, steps, written)
         run.save({})
         self.caches.keep_only(index)
         stop_if_requested(run)
+
+    def _ends_with(self, index: int) -> bool:
+        """Whether no block is trained after this one."""
+        return index + 1 == len(self.blocks) or bool(self.run.position.notes.get("saturated"))
 
     def _dry_run(self, index: int) -> tuple[Block, Phase]:
         """The block and its phase at the batch size that fits in a dry run."""
