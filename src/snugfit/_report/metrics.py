@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -14,6 +14,8 @@ from snugfit._training.metrics import COLUMNS
 from snugfit.errors import CheckpointError
 
 _LONGEST = 10_000
+MOST_BYTES = 2_000_000
+"""Size of a file up to which every step is read: 25,000 steps take 15 MB."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Curve:
 def read_metrics(path: Path) -> list[MetricRow]:
     """Read the rows in order; without a file there are none, and a cell without a finite number counts as empty.
 
+    Steps of a long run are read as means over a few of them, because all would take hundreds of megabytes.
+
     Raises:
         CheckpointError: a line is longer than any row, or is no CSV.
     """
@@ -50,9 +54,32 @@ def read_metrics(path: Path) -> list[MetricRow]:
         return []
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         try:
-            return [_row(cells) for cells in csv.DictReader(_lines(file))]
+            steps = 1 + path.stat().st_size // MOST_BYTES
+            return list(_averaged((_row(cells) for cells in csv.DictReader(_lines(file))), steps))
         except (csv.Error, OSError) as error:
             raise CheckpointError(f"{path} is damaged ({error}). Restore or remove it.") from error
+
+
+def _averaged(rows: Iterable[MetricRow], count: int) -> Iterator[MetricRow]:
+    """Means over at most ``count`` steps of a phase that follow each other; rows of epochs as they are."""
+    steps: list[MetricRow] = []
+    for row in rows:
+        is_step = "step" in row.values
+        if steps and (not is_step or len(steps) == count or row.phase != steps[0].phase):
+            yield _mean(steps)
+            steps = []
+        if is_step:
+            steps.append(row)
+        else:
+            yield row
+    if steps:
+        yield _mean(steps)
+
+
+def _mean(steps: Sequence[MetricRow]) -> MetricRow:
+    names = dict.fromkeys(name for step in steps for name in step.values)
+    values = {name: fmean(step.values[name] for step in steps if name in step.values) for name in names}
+    return MetricRow(steps[0].phase, values)
 
 
 def _lines(file: TextIO) -> Iterator[str]:

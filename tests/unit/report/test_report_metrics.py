@@ -7,6 +7,7 @@ from pathlib import Path
 import fake_runs
 import pytest
 
+from snugfit._report import metrics
 from snugfit._report.formatting import count, percent, phase_label, shorten
 from snugfit._report.metrics import COLUMNS, Curve, curves, read_metrics
 from snugfit.errors import CheckpointError
@@ -44,6 +45,15 @@ def test_step_and_epoch_rows_are_kept_apart(rows):
     assert curves(rows, "loss") == [Curve("a", [1.5], [2.0]), Curve("b", [4.0], [1.0])]
     assert curves(rows, "loss", epochs=True) == [Curve("a", [3.0], [1.5])]
     assert curves(rows, "val_accuracy", epochs=True) == [Curve("a", [3.0], [0.3])]
+
+
+def test_steps_of_a_long_run_are_read_as_means(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "MOST_BYTES", len(CSV))
+    (tmp_path / "metrics.csv").write_text(CSV)
+    first, epoch, last = read_metrics(tmp_path / "metrics.csv")
+    assert (first.phase, first.values["loss"], first.values["step"], first.values["seconds"]) == ("a", 2.0, 1.5, 2.25)
+    assert epoch.values == {"epoch": 0, "loss": 1.5, "accuracy": 0.2, "val_accuracy": 0.3, "seconds": 3}
+    assert (last.phase, last.values["loss"], last.values["seconds"]) == ("b", 0.75, 4)
 
 
 def test_thinning_takes_means():
