@@ -28,8 +28,8 @@ MB = 10**6
 STOCK = "stock"
 _UNITS: Settings = {"strategy": "blockwise", "module_units": "1"}
 ARMS: dict[str, Settings] = {
-    "blockwise": _UNITS,
-    "blockwise-stop": _UNITS | {"saturation_stop": True},
+    "blockwise": _UNITS | {"local_loss": "aan"},
+    "blockwise-stop": _UNITS | {"local_loss": "aan", "saturation_stop": True},
     "lls-mxm": _UNITS | {"local_loss": "lls-mxm", "optimizer": "schedulefree"},
     "backprop-single": {"strategy": "backprop", "accumulate": False},
     "backprop": {"strategy": "backprop"},
