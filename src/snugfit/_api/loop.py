@@ -278,8 +278,7 @@ def fit(
         loss_function: of outputs and targets (B, ...); the mean over the batch.
         example: images (B, C, H, W) and targets (B, ...) as the loop gives them; of any number. Instead of images a
             tuple, list or dictionary of several inputs (B, ...), for a network that takes them by position or by
-            keyword: float32, integers up to 2^24 or booleans. Each batch is copied into one
-            tensor, which takes memory beside the batch.
+            keyword: float32, integers up to 2^24 or booleans. Each batch is copied into a tensor, which takes memory.
         memory: the budget, like ``"300MB"``.
         **options: ``batch_size``, ``optimizer`` (``sgd`` or ``adamw``), ``optimizer_state``, ``lr`` and
             ``weight_decay``, with the defaults of :func:`snugfit.plan`; the learning rate stays constant unless
