@@ -124,6 +124,18 @@ def run(
     return {"exit_code": code, "seconds": round(seconds, 3), "load": round(load, 2), "output": last_json(text)}
 
 
+def context_flags(device: str) -> list[str]:
+    """Command that tells what a device holds of a process at rest."""
+    network = ["--model", "smallconv", "--input-shape", "3x16x16", "--classes", "10"]
+    return ["snugfit", "plan", *network, "--strategy", "backprop", "--device", device, "--json"]
+
+
+def context_of(device: str, options: Options) -> Cell:
+    """What a device holds of a process at rest: a cell with ``context``, which is empty if no plan tells."""
+    cell = run(context_flags(device), options)
+    return {**cell, "context": (cell.pop("output", None) or {}).get("device_memory") or {}}
+
+
 def stop(process: subprocess.Popen[str]) -> str:
     """Ask a process to end, then make it; returns what it printed."""
     process.terminate()

@@ -24,7 +24,19 @@ from typing import Any
 import numpy as np
 
 from benchmarks.ablations import VARIANTS
-from benchmarks.common import DEFAULTS, ROOT, Cell, Options, Settings, program, run, to_flags, train
+from benchmarks.common import (
+    DEFAULTS,
+    ROOT,
+    Cell,
+    Options,
+    Settings,
+    context_flags,
+    context_of,
+    program,
+    run,
+    to_flags,
+    train,
+)
 from benchmarks.gpu_settings import CASES
 from benchmarks.gpu_tables import render
 from benchmarks.machine import describe_machine, slug
@@ -172,14 +184,8 @@ def context_megabytes(results: ResultFile, options: Options) -> int:
     """What the device holds of a process at rest, in whole MB upwards; 0 on the processor."""
     if options.device == "cpu":
         return 0
-    module = ["snugfit", "plan", "--model", "smallconv", "--input-shape", "3x16x16", "--classes", "10"]
-    flags = [*module, "--strategy", "backprop", "--device", str(options.device), "--json"]
-
-    def measured() -> Cell:
-        cell = run(flags, options)
-        return {**cell, "context": (cell.pop("output", None) or {}).get("device_memory") or {}}
-
-    context = results.once(" ".join(flags), measured, arm="context").get("context")
+    flags = context_flags(str(options.device))
+    context = results.once(" ".join(flags), lambda: context_of(str(options.device), options), arm="context")["context"]
     if not context:
         raise SystemExit(f"no plan on {options.device} says what its context takes: see the result file")
     return int(-(-context["context_bytes"] // 10**6))

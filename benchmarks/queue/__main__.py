@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Protocol
 
 from cyclopts import Parameter
 
-from benchmarks.common import ROOT, program
+from benchmarks.common import ROOT, Options, context_of, program
 from benchmarks.queue.arms import Arm, Sources, all_arms
 from benchmarks.queue.digest import digest_of
 from benchmarks.queue.estimate import duration, seconds
@@ -68,7 +69,7 @@ class Folders:
 
     @property
     def running(self) -> Path:
-        """File with the key of the run that goes on."""
+        """File with the keys of the runs that go on, one a line."""
         return self.runs / "running"
 
     def wanted(self, tasks: list[Task]) -> list[Task]:
@@ -86,21 +87,24 @@ def start(
     weights: Path | None = None,
     device: str | None = None,
     core: int | None = None,
+    jobs: int = 1,
     nice: int = 10,
     limit: int | None = None,
     retry: bool = False,
     commit: bool = False,
     folders: Folders = DEFAULTS,
 ) -> int:
-    """Run what is left, one run after another, until all is done or a signal comes.
+    """Run what is left until all is done or a signal comes.
 
     SIGTERM, Ctrl-C and ``pause`` let the run save a checkpoint; the next start continues it.
 
     Args:
         data_dir: where data sets are; SNUGFIT_DATA otherwise.
         weights: ImageNet weights of MobileNetV2; without them the experiments that need them wait.
-        device: a GPU, like cuda; arms with a memory cap, whose megabytes are a processor's, wait then.
+        device: a GPU, like cuda; NeuroFlux's memory cap is above its context then, and arms with other caps, whose
+            megabytes are a processor's, wait.
         core: processor core to run on; the last by default, and all with a GPU.
+        jobs: runs at once.
         nice: added to the process's niceness.
         limit: most runs; any number by default.
         retry: run again what failed other than by an infeasible budget or divergence.
@@ -112,12 +116,15 @@ def start(
     os.nice(nice)
     with _locked(folders) as lock:
         given = {} if weights is None else {"mobilenet_v2": weights.resolve()}
-        runner = Runner(Place(folders.runs.resolve(), data_dir, given, lock, device))
+        context = _context_megabytes(device)
+        runner = Runner(Place(folders.runs.resolve(), data_dir, given, lock, device, context))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: runner.stop())
         rows = Rows(folders.results, device or "cpu")
-        for task, row in work(folders, runner, given, capped=device is None, retry=retry, limit=limit):
-            rows.keep(row)
+        shared = {"hardware": rows.machine["hardware"], "jobs": jobs, "context_mb": context} if context else {}
+        found = work(folders, runner, given, capped=device is None, retry=retry, limit=limit, jobs=jobs)
+        for task, row in found:
+            rows.keep(row | shared)
             figures = write_page(folders)
             note(f"         {_summary(row)}")
             if commit:
@@ -133,28 +140,55 @@ def work(
     capped: bool = True,
     retry: bool = False,
     limit: int | None = None,
+    jobs: int = 1,
 ) -> Iterator[tuple[Task, Row]]:
-    """Yield runs and their rows in order, until nothing is left that can run or the queue is stopped.
+    """Yield runs and their rows as they end, until nothing is left that can run or the queue is stopped.
 
     What comes next is decided anew after every run, from the rows and sources that there are then.
     """
     tried: set[str] = set()
-    while not run.stopped and (limit is None or len(tried) < limit):
-        digests = _digests(all_arms())
-        left = folders.wanted(order(all_arms(), read_rows(folders.results), digests, retry))
-        possible = [task for task in left if capped or "memory" not in task.settings]
-        ready = [task for task in possible if _ready(task, weights) and task.key not in tried]
-        if not ready:
-            return
-        task = ready[0]
-        tried.add(task.key)
-        note(f"{time.strftime('%H:%M:%S')} {task.label}")
-        folders.runs.mkdir(parents=True, exist_ok=True)
-        folders.running.write_text(task.key)
-        row = run(task, digests[task.arm.sources])
-        folders.running.unlink(missing_ok=True)
-        if row is not None:
-            yield task, row
+    going: dict[Future[Row | None], Task] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        while True:
+            free = jobs - len(going) if limit is None else min(jobs - len(going), limit - len(tried))
+            if not run.stopped and free:
+                for task, digest in _next(folders, weights, tried, capped, retry)[:free]:
+                    tried.add(task.key)
+                    note(f"{time.strftime('%H:%M:%S')} {task.label}")
+                    going[pool.submit(run, task, digest)] = task
+            _note_running(folders, going.values())
+            if not going:
+                return
+            for ended in wait(going, return_when=FIRST_COMPLETED).done:
+                task, row = going.pop(ended), ended.result()
+                _note_running(folders, going.values())
+                if row is not None:
+                    yield task, row
+
+
+def _next(
+    folders: Folders, weights: dict[str, Path], tried: set[str], capped: bool, retry: bool
+) -> list[tuple[Task, str]]:
+    """What can run now, in order, each with the digest of its sources."""
+    digests = _digests(all_arms())
+    left = folders.wanted(order(all_arms(), read_rows(folders.results), digests, retry))
+    possible = [task for task in left if capped or task.arm.above_context or "memory" not in task.settings]
+    return [(task, digests[task.arm.sources]) for task in possible if _ready(task, weights) and task.key not in tried]
+
+
+def _note_running(folders: Folders, tasks: Iterable[Task]) -> None:
+    folders.runs.mkdir(parents=True, exist_ok=True)
+    folders.running.write_text("\n".join(task.key for task in tasks))
+
+
+def _context_megabytes(device: str | None) -> int:
+    """What a GPU holds of a process at rest, in whole MB upwards; 0 on the processor."""
+    if device in (None, "cpu"):
+        return 0
+    context = context_of(str(device), Options())["context"]
+    if not context:
+        raise SystemExit(f"no plan on {device} says what its context takes")
+    return int(-(-context["context_bytes"] // 10**6))
 
 
 def _ready(task: Task, weights: dict[str, Path]) -> bool:
@@ -194,13 +228,13 @@ def status(*, ahead: int = 5, folders: Folders = DEFAULTS) -> None:
     """
     rows = read_rows(folders.results)
     left = folders.wanted(order(all_arms(), rows, _digests(all_arms())))
-    running = folders.running.read_text() if folders.running.exists() and _busy(folders) else None
+    running = folders.running.read_text().split() if folders.running.exists() and _busy(folders) else []
     print(progress(left, rows, running))
-    for task in [task for task in left if task.key == running]:
+    for task in [task for task in left if task.key in running]:
         spent, whole = training_seconds(folders.runs / task.key) or 0.0, seconds(task, rows.values())
         print(f"\nrunning: {task.label}; {duration(spent)} of training done, {duration(whole)} expected")
     print("\nnext:" if running else "\nno queue is running; next:")
-    for task in [task for task in left if task.key != running][:ahead]:
+    for task in [task for task in left if task.key not in running][:ahead]:
         print(f"  {task.label} ({duration(seconds(task, rows.values()))})")
 
 

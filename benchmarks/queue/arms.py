@@ -29,6 +29,7 @@ class Arm:
         paper: test accuracy in the paper, in percent.
         implied: flags that were defaults when the first of its rows ran; the rows' names do not depend on them.
         longer: further flags of all rungs but its shortest.
+        above_context: its memory cap is a GPU's in the paper, and holds above the context on a GPU.
         group: name of the arms of the experiment that compute the same, within any memory, and so share a learning
             rate: the one that validates best on average. An arm without a group has its own.
     """
@@ -44,6 +45,7 @@ class Arm:
     implied: Settings = field(default_factory=dict, hash=False)
     longer: Settings = field(default_factory=dict, hash=False)
     group: str = ""
+    above_context: bool = False
 
     @property
     def sources(self) -> Sources:
@@ -171,7 +173,7 @@ def _neuroflux() -> list[Arm]:
     }
     return [
         _arm(f"NeuroFlux, {model}, cifar10, 500 MB", name, "cifar10", 50, 2,
-             {"model": model, "batch_size": 128, "memory": "500MB", **flags}, lrs=_RATES)
+             {"model": model, "batch_size": 128, "memory": "500MB", **flags}, lrs=_RATES, above_context=True)
         for model in ("vgg16", "resnet18")
         for name, flags in methods.items()
     ]  # fmt: skip

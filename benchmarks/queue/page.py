@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
@@ -57,7 +57,18 @@ def _experiment(title: str, arms: list[Arm], rows: list[Row]) -> str:
         return ""
     header = ("arm", "images", "epochs", "lr", "seeds", "test accuracy", "validation", "best epoch", "paper",
               "difference (points)", "parameters (M)", "images/s", "peak (MB)", "time", "commit")  # fmt: skip
-    return f"## {title}\n\n{markdown(header, lines)}"
+    shown = [row for arm in arms for rung in RUNGS for row in _of(rows, arm, rung)]
+    return "\n\n".join([f"## {title}", markdown(header, lines), *_on_gpus(shown)])
+
+
+def _on_gpus(rows: Iterable[Row]) -> list[str]:
+    """A sentence for every GPU that rows come from."""
+    places = dict.fromkeys((row["hardware"], row["context_mb"], row["jobs"]) for row in rows if "hardware" in row)
+    return [
+        f"Trained on one {hardware}, {jobs} runs side by side: times and images/s are no comparison. A memory cap is "
+        f"above the context of {context} MB, which peaks include."
+        for hardware, context, jobs in places
+    ]
 
 
 _CAPPED_INTRO = """
@@ -236,7 +247,7 @@ def _seeds(rows: list[Row]) -> str:
     return f"{len(rows)}{mixed}" + (f", {broken} without result" if broken and broken < len(rows) else "")
 
 
-def progress(left: list[Task], rows: Mapping[str, Row], running: str | None) -> str:
+def progress(left: list[Task], rows: Mapping[str, Row], running: Sequence[str]) -> str:
     """One line per rung: what is done, failed, stale and left, and the time left at the measured seconds per image."""
     lines = []
     for rung, name in enumerate(RUNGS):
@@ -249,7 +260,7 @@ def progress(left: list[Task], rows: Mapping[str, Row], running: str | None) -> 
             if len(known) == len(spent)
             else f"{duration(sum(known))}, {len(spent) - len(known)} unknown"
         )
-        going = sum(task.key == running for task in ahead)
+        going = sum(task.key in running for task in ahead)
         counts = (len(done), sum(map(failed, done)), sum(task.stale for task in ahead), going, len(ahead))
         lines.append([name, *map(str, counts), time if ahead else "-"])
     return markdown(("rung", "done", "of these failed", "stale", "running", "left", "time left"), lines)

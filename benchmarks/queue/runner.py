@@ -41,6 +41,7 @@ class Place:
         weights: file of each name that arms give as ``weights``.
         lock: descriptor of the queue's lock, which a run holds too until it ends.
         device: where to train; the default of ``snugfit train`` if None.
+        context_mb: MB of a GPU at rest, which memory caps have on top.
         program: starts snugfit.
     """
 
@@ -49,21 +50,23 @@ class Place:
     weights: dict[str, Path]
     lock: int | None = None
     device: str | None = None
+    context_mb: int = 0
     program: tuple[str, ...] = (sys.executable, "-m", "snugfit")
 
 
 class Runner:
-    """Runs tasks one after another; :meth:`stop` may come from a signal handler."""
+    """Runs tasks, also in several threads; :meth:`stop` may come from a signal handler."""
 
     def __init__(self, place: Place) -> None:
         self.place, self.stopped = place, False
-        self._child: subprocess.Popen[bytes] | None = None
+        self._children: list[subprocess.Popen[bytes]] = []
 
     def stop(self) -> None:
-        """Let the run that goes on save a checkpoint and end."""
+        """Let the runs that go on save a checkpoint and end."""
         self.stopped = True
-        if self._child is not None and self._child.poll() is None:
-            self._child.send_signal(signal.SIGTERM)
+        for child in list(self._children):
+            if child.poll() is None:
+                child.send_signal(signal.SIGTERM)
 
     def __call__(self, task: Task, digest: str) -> Row | None:
         """Run a task to its end, and delete its folder, or keep it as ``KEY.failed`` where the run failed.
@@ -104,14 +107,18 @@ class Runner:
             try:
                 if self.stopped:
                     return INTERRUPTED, {}
-                self._child = subprocess.Popen(
+                child = subprocess.Popen(
                     self._command(task, folder), stdout=said, env=environment, cwd=ROOT, start_new_session=True,
-                    preexec_fn=_prepare_child,  # noqa: PLW1509  (the queue starts no thread)
+                    preexec_fn=_prepare_child,  # noqa: PLW1509  (it takes no lock that another thread may hold)
                     pass_fds=() if self.place.lock is None else (self.place.lock,),
                 )  # fmt: skip
+                self._children.append(child)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            code = self._child.wait()
+            if self.stopped:
+                child.send_signal(signal.SIGTERM)  # `stop` may have come before the child was listed
+            code = child.wait()
+            self._children.remove(child)
             said.seek(0)
             return code, last_json(said.read().decode())
 
@@ -125,6 +132,8 @@ class Runner:
             return [*train, "--resume", str(folder)]
         shutil.rmtree(folder, ignore_errors=True)
         settings = task.settings | place
+        if "memory" in settings and self.place.context_mb:
+            settings["memory"] = f"{int(settings['memory'].removesuffix('MB')) + self.place.context_mb}MB"
         if "weights" in settings:
             settings["weights"] = self.place.weights[settings["weights"]]
         return [*train, *to_flags(settings), "--out", str(folder)]

@@ -159,6 +159,33 @@ def test_arms_with_a_memory_cap_wait_on_a_gpu(folders: program.Folders, monkeypa
     assert {task.arm.name for task in go(folders, FakeRun())} == {"c"}
 
 
+def test_on_a_gpu_a_cap_that_is_a_gpus_holds_above_its_context(
+    folders: program.Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"model": "smallconv", "strategy": "backprop", "memory": "9MB"}
+    capped = Arm("table", "c", settings, 900, 5, 1, above_context=True)
+    monkeypatch.setattr(program, "all_arms", lambda: [capped])
+    assert {task.arm.name for task in go(folders, FakeRun(), capped=False)} == {"c"}
+    words = Runner(Place(folders.runs, None, {}, device="cuda", context_mb=600))._command(
+        Task(capped, 2, 0), folders.runs
+    )
+    assert words[words.index("--memory") + 1] == "609MB"
+
+
+def test_several_runs_go_on_at_once_and_none_twice(folders: program.Folders) -> None:
+    together = threading.Barrier(3, timeout=30)
+
+    class Waiting(FakeRun):
+        def __call__(self, task: Task, digest: str) -> Row | None:
+            if len(self.tasks) < 3:
+                together.wait()
+            return super().__call__(task, digest)
+
+    tasks = go(folders, Waiting(), jobs=3)
+    assert len({task.key for task in tasks}) == len(tasks) == len(order(program.all_arms(), {}, DIGESTS))
+    assert folders.running.read_text() == ""
+
+
 def test_arms_without_their_weights_wait(folders: program.Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     needy = Arm("table", "n", {"model": "smallconv", "strategy": "backprop", "weights": "net"}, 900, 5, 1)
     monkeypatch.setattr(program, "all_arms", lambda: [needy])
@@ -376,12 +403,12 @@ def test_time_is_estimated_from_the_nearest_kin() -> None:
 def test_progress_counts_rungs_and_adds_up_what_is_left() -> None:
     tasks = order([arm()], {}, DIGESTS)
     rows = rows_of(tasks[:1], seconds=20.0) | rows_of(tasks[1:2], code=1)
-    table = page.progress(order([arm()], rows, DIGESTS), rows, tasks[2].key).splitlines()
+    table = page.progress(order([arm()], rows, DIGESTS), rows, [tasks[2].key]).splitlines()
     assert table[2] == "| short | 2 | 1 | 0 | 1 | 1 | 22 s |"
     assert table[3] == "| medium | 0 | 0 | 0 | 0 | 3 | 12 min |"
-    assert page.progress([], rows, None).splitlines()[2].endswith("| 0 | - |")
+    assert page.progress([], rows, []).splitlines()[2].endswith("| 0 | - |")
     other = Task(Arm("table", "r", {"model": "vgg16", "data": "mnist", "strategy": "backprop"}, 900, 50, 1), 0, 0)
-    assert page.progress([other, tasks[2]], rows, None).splitlines()[2].endswith("| 2 | 22 s, 1 unknown |")
+    assert page.progress([other, tasks[2]], rows, []).splitlines()[2].endswith("| 2 | 22 s, 1 unknown |")
 
 
 def test_the_page_gives_medians_with_their_spread_beside_the_paper() -> None:
