@@ -70,7 +70,7 @@ def _module(network: nn.Module, race: Race | None = None) -> Any:
         def train_dataloader(self) -> DataLoader[Any]:
             if race is None:
                 return DataLoader([(torch.randn(3, 8, 8), 0)] * 4, batch_size=2)
-            return DataLoader(Endless(race.source(), self.batch_size), batch_size=None)
+            return _loader(race, self.batch_size)
 
         def on_train_batch_start(self, batch: tuple[Tensor, Tensor], index: int) -> None:
             self.began = time.perf_counter()
@@ -80,6 +80,12 @@ def _module(network: nn.Module, race: Race | None = None) -> Any:
                 race.count(len(batch[1]), time.perf_counter() - self.began)
 
     return Classifier()
+
+
+def _loader(race: Race, batch_size: int) -> DataLoader[Any]:
+    if not batch_size:  # the first trial was refused, and halved
+        raise MemoryError("not one image fits")
+    return DataLoader(Endless(race.source(), batch_size), batch_size=None)
 
 
 def prepare_lightning() -> None:
@@ -116,6 +122,7 @@ def lightning(race: Race) -> nn.Module:
 def prepare_accelerate() -> None:
     """Import accelerate and let it prepare something tiny."""
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
     from accelerate.utils import find_executable_batch_size
 
     accelerator = Accelerator(cpu=True)
@@ -124,6 +131,7 @@ def prepare_accelerate() -> None:
     accelerator.backward(network(torch.randn(2, 3, 8, 8)).sum())
     optimizer.step()
     find_executable_batch_size(lambda batch_size: None, starting_batch_size=2)()
+    AcceleratorState._reset_state(reset_partial_state=True)  # the next Accelerator would stay on the processor
 
 
 def accelerate(race: Race) -> nn.Module:

@@ -63,11 +63,15 @@ def _experiment(title: str, arms: list[Arm], rows: list[Row]) -> str:
 
 def _on_gpus(rows: Iterable[Row]) -> list[str]:
     """A sentence for every GPU that rows come from."""
-    places = dict.fromkeys((row["hardware"], row["context_mb"], row["jobs"]) for row in rows if "hardware" in row)
+    most: dict[tuple[str, int], int] = {}
+    for row in rows:
+        if "hardware" in row:
+            place = row["hardware"], row["context_mb"]
+            most[place] = max(most.get(place, 0), row["jobs"])
     return [
-        f"Trained on one {hardware}, {jobs} runs side by side: times and images/s are no comparison. A memory cap is "
-        f"above the context of {context} MB, which peaks include."
-        for hardware, context, jobs in places
+        f"Trained on one {hardware}, up to {jobs} runs side by side: times and images/s are no comparison. The memory\n"
+        f"cap is above the context of {context} MB, which peaks include."
+        for (hardware, context), jobs in most.items()
     ]
 
 

@@ -9,7 +9,7 @@ from strategy_rows import BOXES, ROWS
 
 import snugfit
 from snugfit._training.events import StepDone
-from snugfit.errors import InterruptedRunError
+from snugfit.errors import InfeasibleBudgetError, InterruptedRunError
 from snugfit.memory.device import device_at_rest
 
 MB = 10**6
@@ -31,7 +31,13 @@ def of_row(name):
 def trained(name, device, folder):
     found = device_at_rest(device)
     budget = (0 if found is None else found.context_bytes) + 300 * MB
-    return snugfit.plan("smallconv", "digits", device=str(device), memory=budget, **of_row(name)).run((), out=folder)
+    try:
+        plan = snugfit.plan("smallconv", "digits", device=str(device), memory=budget, **of_row(name))
+    except InfeasibleBudgetError as error:
+        if name in TIMED and "of a full step" in str(error):
+            pytest.skip("steps wait for the host: as measured here, no selection is faster than a full step")
+        raise
+    return plan.run((), out=folder)
 
 
 def rows(of_both):
