@@ -33,7 +33,10 @@ LONGEST_STEP_SECONDS = 1.0
 FARTHEST = 4
 """... unless the batch to be used is larger than the largest measured batch by more than this factor."""
 FAR_ENOUGH = 1.5
-"""A batch that is measured in place of one that takes too long must be larger than the last one by this factor."""
+"""A batch that is measured in place of one that takes too long must be larger than the last one by this factor; nor is
+the line trusted without a bound at batches that are larger by more than this factor."""
+MORE_ROOM = 1.25
+"""Training may have more room than measuring, which leaves kernels of several batch sizes in memory."""
 BEYOND_MEASURED = 0.2
 """Share added to the tensor bytes by which a step at a larger batch exceeds one at the largest measured batch. It was
 up to 0.17 (VGG-8, from 14 to 45 images), because some operators take workspace at larger batches only."""
@@ -173,7 +176,7 @@ def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Fl
     points = attempt.points(resting)
     if not points:
         return None
-    line = _fit(probe, points, floors, cut_short=attempt.cut_short)
+    line = _fit(probe, points, floors, float("inf") if attempt.cut_short else available * MORE_ROOM)
     return replace(
         line,
         shape_bytes=float(attempt.shape_bytes if len(points) > 1 else max(resting - before, 0)),
@@ -182,11 +185,12 @@ def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Fl
     )
 
 
-def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, *, cut_short: bool = False) -> ProbeLine:
+def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, room: float) -> ProbeLine:
     """Fit the line; if only small batches could run, it must not be below the largest one's tensors.
 
-    If larger ones were left out because they take long, the peak at the largest is that of the last one measured plus
-    the tensors that come on top, or what the line adds, if that is more.
+    Where much larger batches may be used, because they were left out for time or may fit ``room`` bytes although they
+    did not fit beside what measuring leaves, the peak at the largest of them is that of the last one measured plus the
+    tensors that come on top, or what the line adds, if that is more.
 
     A single point says nothing about smaller batches, which are then not offered. A single sample is not measured in
     addition to two, because kernels for one sample may take more memory and keep it.
@@ -196,14 +200,17 @@ def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, *, cut_short: b
     line, most, last = fit_line(probe.name, points, smallest_batch), probe.batch_limit, points[-1]
     if most <= last.batch:
         return line
+    used = line.largest_batch(room, most)
+    is_far = used >= FAR_ENOUGH * last.batch
+    most = used if is_far else most
     least = floors.at(most)
-    if cut_short:
+    if is_far:
         grown = max(least - floors.at(last.batch), line.sample_bytes * (most - last.batch))
         least = max(least, last.peak_bytes + int(grown * (1 + BEYOND_MEASURED)))
     bound = ProbePoint(most, max(line.bytes_at(most), least), line.seconds_at(most))
     if bound.peak_bytes > line.bytes_at(most):
         line = replace(fit_line(probe.name, [*points, bound], smallest_batch), points=line.points)
-    return replace(line, bounds=(bound,)) if cut_short else line
+    return replace(line, bounds=(bound,)) if is_far else line
 
 
 class _Attempt:

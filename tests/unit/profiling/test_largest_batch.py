@@ -78,3 +78,18 @@ def test_more_is_allowed_for_where_nothing_is_known_of_larger_batches(monkeypatc
     monkeypatch.setattr("snugfit.profiling.probe._timed", lambda step, batch, device: step(batch) or 0.05 * batch)
     line = measure_probe(made, machine, machine)
     assert line.measured_batch == 20 and line.bytes_at(64) == 1000 + 6400 + 0.2 * 44 * 100 + 1
+
+
+def test_batches_that_did_not_fit_beside_what_measuring_leaves_are_bounded_by_their_tensors():
+    """Each sample beyond the eighth needs four times as much as those before, which the line does not know."""
+    machine = Machine(budget=2600)
+
+    def tensors(batch):
+        return 500 + 10 * batch + 30 * max(batch - 8, 0)
+
+    made, _ = probe(
+        machine, 500, 10, floor=tensors, sizes=(2, 8, 64), on_step=lambda batch: machine.take(tensors(batch))
+    )
+    line = measure_probe(made, machine, machine)
+    assert [point.batch for point in line.points] == [2, 8]
+    assert all(tensors(batch) <= line.bytes_at(batch) <= 1.2 * tensors(batch) for batch in range(2, 65))
