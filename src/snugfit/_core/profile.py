@@ -226,6 +226,7 @@ class UnitStats:
         seconds: seconds of one sample's forward pass, if measured.
         tracks: whether training updates running statistics of norms.
         trained: number of parameters that are not frozen.
+        tensors: number of tensors that ``parameters`` are in.
     """
 
     name: str
@@ -238,6 +239,7 @@ class UnitStats:
     seconds: float = 0.0
     tracks: bool = False
     trained: int = 0
+    tensors: int = 0
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,8 @@ class Profile:
         left: by probe name, the part of it that measuring the probe left.
         expected: by probe name, the part of it that is not in memory yet: another process measured the probe, and what
             that left is expected to be left again where the probe's strategy trains.
+        earlier: by probe name, the most that one probe of the same network had left before it was measured. A process
+            generates a kernel once, so these kernels may be missing from what the probe itself left.
         seconds: duration of profiling.
         tensors: all operators and tensors, if a strategy requires them.
     """
@@ -268,3 +272,4 @@ class Profile:
     seconds: float = 0.0
     tensors: TensorProfile | None = None
     expected: dict[str, int] = field(default_factory=dict)
+    earlier: dict[str, int] = field(default_factory=dict)

@@ -123,4 +123,5 @@ def _stats(unit: Unit) -> UnitStats:
         saved_bytes=saved // 2,
         tracks=bool(tracking_norms(module)),
         trained=sum(parameter.numel() for parameter in unit.module.parameters() if parameter.requires_grad),
+        tensors=sum(1 for _ in unit.module.parameters()),
     )

@@ -41,6 +41,7 @@ from snugfit.strategies.memory_estimates import (
     available_headroom,
     evaluation_bytes,
     forward_images,
+    heap_hole_bytes,
     passing_kernel_bytes,
     place_synthetic_weights,
     require_images,
@@ -136,7 +137,9 @@ def network_probe(
         return on_meta_or(count, least, whole=bool(chain.undivided))
 
     limit = workload.effective_batch
-    trained = sum(each.numel() for unit in chain.all_units for each in unit.module.parameters() if each.requires_grad)
+    parameters = [each for unit in chain.all_units for each in unit.module.parameters()]
+    trained = sum(each.numel() for each in parameters if each.requires_grad)
+    held = sum(unit.parameters for unit in chain.all_units)
     return Probe(
         line_name(name, hold=hold),
         build,
@@ -146,7 +149,7 @@ def network_probe(
         layers=weight_layers(chain),
         kernels=name,
         longest_seconds=LONGEST_STEP_SECONDS,
-        headroom=partial(_expected_headroom, workload, sum(unit.parameters for unit in chain.all_units)),
+        headroom=partial(_expected_headroom, workload, held, heap_hole_bytes(workload, len(parameters))),
     )
 
 
@@ -156,14 +159,14 @@ def may_not_fit(probe: str, batch: int, tried: Mapping[str, ProbeLine | None], a
     return line is None or line.largest_batch(WHOLE_BATCH_SHARE * available_headroom(available), batch) < batch
 
 
-def _expected_headroom(workload: Workload, parameters: int, available: float, shape_bytes: float) -> float:
+def _expected_headroom(workload: Workload, parameters: int, holes: int, available: float, shape_bytes: float) -> float:
     """Bytes for the kernels and tensors of a step in training, of those available when its probe is measured.
 
     Every new batch size leaves ``shape_bytes``. A step has micro-batches of up to two sizes.
     """
     state = 4 * parameters * workload.optimizer.state_per_parameter
     passing = _most_passing_bytes(workload, shape_bytes)
-    resting = passing + evaluation_bytes(workload)
+    resting = passing + evaluation_bytes(workload) + holes
     return available_headroom(available, reserved_bytes(state, passing)) - resting - 2 * shape_bytes
 
 
@@ -200,7 +203,7 @@ def batch_settings(
     absent = (state if holds else 0.0, late if recomputes or workload.compresses else state)
     if workload.holds_gradients:
         absent = (state, state)
-    base = profile.base_bytes + evaluation_bytes(workload)
+    base = profile.base_bytes + _beside_steps(workload, profile)
     held, whole = (step_headroom(budget, base, reserved_bytes(each, passing)) for each in absent)
     return choose_batch(lines, probe, held, workload, accumulate=accumulate, whole=whole)
 
@@ -211,16 +214,22 @@ def network_cost(profile: Profile, probe: str, workload: Workload, micro: MicroB
     passed = forward_images(workload, tracks=any(unit.tracks for unit in profile.units))
     epoch = micro.epoch_seconds(line, workload, passed)
     passing = passing_kernel_bytes(workload, micro.micro_batch, line.shape_bytes)
-    resting = profile.base_bytes + passing + evaluation_bytes(workload)
+    resting = profile.base_bytes + passing + _beside_steps(workload, profile)
     peak = with_safety(resting, micro.step_bytes(line, workload))
     units = tuple(unit.name for unit in profile.units)
     phase = Phase("network", peak, epoch * workload.epochs, micro.micro_batch, units)
     return Cost(peak, epoch, epoch * workload.epochs, phases=(phase,))
 
 
+def _beside_steps(workload: Workload, profile: Profile) -> int:
+    """Bytes that training takes and that measuring single steps does not show."""
+    holes = heap_hole_bytes(workload, sum(unit.tensors for unit in profile.units))
+    return evaluation_bytes(workload) + holes
+
+
 def network_shortfall(profile: Profile, floor_bytes: int, budget: Budget, workload: Workload) -> Shortfall:
     """Why a network does not fit even at one sample, whose floor this is, and the smallest budget that suffices."""
-    needed = smallest_budget(profile, floor_bytes + evaluation_bytes(workload))
+    needed = smallest_budget(profile, floor_bytes + _beside_steps(workload, profile))
     smallest = max(needed, (budget.memory_bytes or 0) + 1_000_000)
     return Shortfall((f"one sample needs {smallest / 1e6:.0f} MB",), smallest)
 
