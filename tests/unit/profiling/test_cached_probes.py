@@ -146,10 +146,7 @@ def test_what_another_process_measured_leaves_as_much_in_a_fresh_one(tmp_path):
 
 
 def test_kernels_that_another_probe_of_the_network_had_left_are_expected_where_only_the_later_one_is_found(tmp_path):
-    """Both generate the same kernels of 50 bytes, and the second one 5 of its own, so that it leaves 5 after the first.
-
-    MobileNetV2 by checkpoint in few bits at 224 pixels took 2.5 MB more than predicted where this was not known.
-    """
+    """Both generate the same kernels of 50 bytes, and the second one 5 of its own: it leaves 5 after the first."""
     machine, generated = Machine(budget=3000), set()
 
     def probe_of(name, kernels, network="n"):
