@@ -360,21 +360,25 @@ def test_a_known_smallest_budget_that_is_refused_twice_names_another_that_was_tr
     machine, request = Machine(backprop=57), known_to_fit(tmp_path, "55MB")
     found = plan_again(request, refusal(backprop=60 * MB), machine)
     assert found["infeasible"]["message"].endswith("would do: 57.0 MB.")
-    assert machine.asked == [("backprop", "auto")] * 2, "once with 55 MB, and with 57 before they are named"
+    assert machine.asked == [("backprop", "auto")] * 3, "once with 55 MB, and twice with 57 before they are named"
     assert ("backprop", 57) in machine.planned
 
 
 @pytest.mark.parametrize(("lasting", "named"), [(53, 53), (54, 54), (56, 56)])
 def test_a_budget_is_named_that_is_enough_for_a_process_that_finds_the_measurements(tmp_path, lasting, named):
-    """VGG-16 by checkpoint: 83 MB were named, and 85 needed by the next command, which found measurements."""
-    measuring, cached = Machine(backprop=53), Machine(backprop=lasting)
+    """VGG-16 by checkpoint: 83 MB were named, and 85 needed by the next command, which found measurements.
+
+    A process that asks for the budget first may measure, as VGG-19 did in 198 MB, so that only the next one tells.
+    """
+    measuring, cached, measured = Machine(backprop=53), Machine(backprop=lasting), set()
     request = Request(
         ModelOptions("m"), budget=BudgetOptions("50MB"), strategy=StrategyOptions("backprop"),
         machine=MachineOptions(profile_cache=str(tmp_path)),
     )  # fmt: skip
 
     def plan(each, smallest=False):
-        if smallest:
+        if smallest or each.budget.memory not in measured:
+            measured.update(() if smallest else {each.budget.memory})
             return measuring.plan(each)
         found = cached.plan(each)
         return refusal(backprop=lasting * MB) if found["infeasible"] else found
