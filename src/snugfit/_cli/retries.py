@@ -210,7 +210,7 @@ def _lasting(request: Request, known: dict[str, Any], plan: Planner) -> dict[str
         if _fits(found):
             break
         needed = -(-_by_flag(found, _expected(found, enough)) // MB)
-        known = {**known, "bytes": max(needed, size + 1) * MB}
+        known = {**known, "bytes": min(max(needed, size + 1), size + LESS) * MB}
     return known
 
 
