@@ -136,6 +136,13 @@ def context_of(device: str, options: Options) -> Cell:
     return {**cell, "context": (cell.pop("output", None) or {}).get("device_memory") or {}}
 
 
+def context_megabytes(cell: Cell, device: str) -> int:
+    """The context of a cell of :func:`context_of`, in whole MB upwards; SystemExit if it tells none."""
+    if not cell["context"]:
+        raise SystemExit(f"no plan on {device} says what its context takes")
+    return int(-(-cell["context"]["context_bytes"] // 10**6))
+
+
 def stop(process: subprocess.Popen[str]) -> str:
     """Ask a process to end, then make it; returns what it printed."""
     process.terminate()

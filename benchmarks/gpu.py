@@ -31,6 +31,7 @@ from benchmarks.common import (
     Options,
     Settings,
     context_flags,
+    context_megabytes,
     context_of,
     program,
     run,
@@ -136,7 +137,7 @@ def main(
     )
     results = ResultFile("gpu", options)
     results.data.setdefault("data", "noise" if str(options.data_dir).startswith(tempfile.gettempdir()) else "CIFAR")
-    session = Session(results, options, quick, jobs, context_megabytes(results, options), ends)
+    session = Session(results, options, quick, jobs, stored_context(results, options), ends)
     with ThreadPoolExecutor(1 if PARTS[part - 1] == "tests" else jobs) as pool:
         list(pool.map(lambda cell: session.run(*cell), _PARTS[part - 1](session)))
     print(render(results.cells, PARTS[part - 1]))
@@ -180,15 +181,13 @@ def write_noise(
         (folder / name).write_bytes(records.astype(np.uint8).tobytes())
 
 
-def context_megabytes(results: ResultFile, options: Options) -> int:
+def stored_context(results: ResultFile, options: Options) -> int:
     """What the device holds of a process at rest, in whole MB upwards; 0 on the processor."""
     if options.device == "cpu":
         return 0
-    flags = context_flags(str(options.device))
-    context = results.once(" ".join(flags), lambda: context_of(str(options.device), options), arm="context")["context"]
-    if not context:
-        raise SystemExit(f"no plan on {options.device} says what its context takes: see the result file")
-    return int(-(-context["context_bytes"] // 10**6))
+    device = str(options.device)
+    cell = results.once(" ".join(context_flags(device)), lambda: context_of(device, options), arm="context")
+    return context_megabytes(cell, device)
 
 
 def tests(session: Session) -> Cells:

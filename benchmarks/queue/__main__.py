@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from typing import Protocol
 
 from cyclopts import Parameter
 
-from benchmarks.common import ROOT, Options, context_of, program
+from benchmarks.common import ROOT, Options, context_megabytes, context_of, program
 from benchmarks.queue.arms import Arm, Sources, all_arms
 from benchmarks.queue.digest import digest_of
 from benchmarks.queue.estimate import duration, seconds
@@ -116,7 +116,7 @@ def start(
     os.nice(nice)
     with _locked(folders) as lock:
         given = {} if weights is None else {"mobilenet_v2": weights.resolve()}
-        context = _context_megabytes(device)
+        context = 0 if device is None or device == "cpu" else context_megabytes(context_of(device, Options()), device)
         runner = Runner(Place(folders.runs.resolve(), data_dir, given, lock, device, context))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: runner.stop())
@@ -156,12 +156,12 @@ def work(
                     tried.add(task.key)
                     note(f"{time.strftime('%H:%M:%S')} {task.label}")
                     going[pool.submit(run, task, digest)] = task
-            _note_running(folders, going.values())
+            folders.runs.mkdir(parents=True, exist_ok=True)
+            folders.running.write_text("\n".join(task.key for task in going.values()))
             if not going:
                 return
             for ended in wait(going, return_when=FIRST_COMPLETED).done:
                 task, row = going.pop(ended), ended.result()
-                _note_running(folders, going.values())
                 if row is not None:
                     yield task, row
 
@@ -174,21 +174,6 @@ def _next(
     left = folders.wanted(order(all_arms(), read_rows(folders.results), digests, retry))
     possible = [task for task in left if capped or task.arm.above_context or "memory" not in task.settings]
     return [(task, digests[task.arm.sources]) for task in possible if _ready(task, weights) and task.key not in tried]
-
-
-def _note_running(folders: Folders, tasks: Iterable[Task]) -> None:
-    folders.runs.mkdir(parents=True, exist_ok=True)
-    folders.running.write_text("\n".join(task.key for task in tasks))
-
-
-def _context_megabytes(device: str | None) -> int:
-    """What a GPU holds of a process at rest, in whole MB upwards; 0 on the processor."""
-    if device in (None, "cpu"):
-        return 0
-    context = context_of(str(device), Options())["context"]
-    if not context:
-        raise SystemExit(f"no plan on {device} says what its context takes")
-    return int(-(-context["context_bytes"] // 10**6))
 
 
 def _ready(task: Task, weights: dict[str, Path]) -> bool:

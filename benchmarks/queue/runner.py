@@ -133,7 +133,7 @@ class Runner:
         shutil.rmtree(folder, ignore_errors=True)
         settings = task.settings | place
         if "memory" in settings and self.place.context_mb:
-            settings["memory"] = f"{int(settings['memory'].removesuffix('MB')) + self.place.context_mb}MB"
+            settings["memory"] = f"{float(settings['memory'].removesuffix('MB')) + self.place.context_mb:g}MB"
         if "weights" in settings:
             settings["weights"] = self.place.weights[settings["weights"]]
         return [*train, *to_flags(settings), "--out", str(folder)]

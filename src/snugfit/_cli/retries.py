@@ -11,7 +11,7 @@ which leave other kernels in memory. VGG-8 in bfloat16 had 24.1 MB in use after 
 which 91 MB had named. So the budget that an error names was tried itself, as was the one ``LESS`` below. If a budget is
 enough only to the MB, the next one is named, if it was enough too: memory at rest differs between two processes. What
 rounds updates less is tried in the same budget, and named if it fits: for a small network, the code of optimizer state
-in 8 bits takes more memory than it saves. At last the budget is asked for once more, by a process that finds all of
+in 8 bits takes more memory than it saves. At last the budget is asked for again, by a process that finds all of
 these measurements, as the next command does (:func:`_lasting`).
 
 If a budget is refused that is known to be enough, it is planned once more, from measurements that are cached by then.
@@ -55,7 +55,7 @@ LESS_GROWTH = LESS - 1
 """The same for the growth that a budget of all processes leaves: in another process it may be 1 MB more, because memory
 at rest differs by some 100 kB, which may be on both sides of a whole MB."""
 CONFIRMATIONS = 3
-"""Most budgets that are asked for once more, in a process that finds all measurements, before one is named."""
+"""Most budgets that are asked for again, from all measurements of the search, before one is named untried."""
 Answers = list[tuple[Request, dict[str, Any]]]
 """Requests, each with the answer of a process."""
 Planner = Callable[..., dict[str, Any]]

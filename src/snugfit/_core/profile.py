@@ -256,8 +256,6 @@ class Profile:
         left: by probe name, the part of it that measuring the probe left.
         expected: by probe name, the part of it that is not in memory yet: another process measured the probe, and what
             that left is expected to be left again where the probe's strategy trains.
-        earlier: by probe name, the most that one probe of the same network had left before it was measured. A process
-            generates a kernel once, so these kernels may be missing from what the probe itself left.
         seconds: duration of profiling.
         tensors: all operators and tensors, if a strategy requires them.
     """
@@ -272,4 +270,3 @@ class Profile:
     seconds: float = 0.0
     tensors: TensorProfile | None = None
     expected: dict[str, int] = field(default_factory=dict)
-    earlier: dict[str, int] = field(default_factory=dict)

@@ -27,7 +27,6 @@ class Measurement:
         floors: tensor bytes by batch size.
         available_bytes: bytes that were free; None without a budget.
         left_bytes: bytes that measuring it left in memory.
-        earlier_bytes: the most that one probe of the same network had left in memory before it.
         complete: whether it was measured at its largest batch, so that more memory would not change the result.
     """
 
@@ -36,7 +35,6 @@ class Measurement:
     floors: dict[str, int] = field(default_factory=dict)
     available_bytes: int | None = None
     left_bytes: int = 0
-    earlier_bytes: int = 0
     complete: bool = False
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -60,7 +60,6 @@ class _Session:
         elsewhere: by key, bytes that measuring left in another process.
         expected: those of ``left`` that were left in another process, and that training will leave here too: training
             runs at one batch size, measuring at several.
-        earlier: see :class:`snugfit._core.profile.Profile`.
     """
 
     meter: PeakMeter
@@ -74,7 +73,6 @@ class _Session:
     left: dict[str, int] = field(default_factory=dict)
     elsewhere: dict[str, int] = field(default_factory=dict)
     expected: dict[str, int] = field(default_factory=dict)
-    earlier: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.meter.restart()
@@ -147,22 +145,14 @@ class _Session:
         if found is None:
             before = self._in_memory()
             found = measure()
-            left = max(self._in_memory() - before, 0)
-            found = replace(found, left_bytes=left, earlier_bytes=self._left_before(probe))
+            found = replace(found, left_bytes=max(self._in_memory() - before, 0))
             self.known.keep(probe.same, found, available)
             self._add(self.left, probe, found.left_bytes)
         elif self.known.is_from_disk(probe.same) and probe.same not in self.elsewhere:
             self.elsewhere[probe.same] = found.left_bytes
             self._add(self.left, probe, found.left_by_one_size)
             self._add(self.expected, probe, found.left_by_one_size)
-        self.earlier[probe.name] = found.earlier_bytes
         return found
-
-    def _left_before(self, probe: Probe | TensorProbe) -> int:
-        """The most that one probe of the same network has left in this process so far."""
-        network = probe.network if isinstance(probe, Probe) else ""
-        same = (each.name for each in self.lined if network and each.network == network and each.name != probe.name)
-        return max((self.left.get(name, 0) for name in same if name not in self.expected), default=0)
 
     @staticmethod
     def _add(to: dict[str, int], probe: Probe | TensorProbe, size: int) -> None:
@@ -182,7 +172,6 @@ class _Session:
             start_bytes=max(self.before, 0),
             left=self.left,
             expected=self.expected,
-            earlier=self.earlier,
             seconds=seconds,
             tensors=self.tensors,
         )
@@ -235,8 +224,7 @@ def without_others(profile: Profile, probes: Sequence[Probe | TensorProbe]) -> P
     """
     names = {probe.name for probe in probes}
     others = sum(size for name, size in profile.expected.items() if name not in names)
-    missing = _left_by_earlier_probes(profile, names & profile.expected.keys())
-    return replace(profile, base_bytes=max(profile.base_bytes - others + missing, 0))
+    return replace(profile, base_bytes=max(profile.base_bytes - others, 0))
 
 
 def in_fresh_process(profile: Profile, probes: Sequence[Probe | TensorProbe], resting_bytes: int) -> Profile:
@@ -257,8 +245,7 @@ def in_fresh_process(profile: Profile, probes: Sequence[Probe | TensorProbe], re
 
 def in_next_process(profile: Profile, probes: Sequence[Probe | TensorProbe]) -> Profile:
     """The profile of a process that trains what these probes measure, and finds all measurements in the cache."""
-    missing = _left_by_earlier_probes(profile, {probe.name for probe in probes})
-    return _measured_elsewhere(profile, probes, profile.base_bytes - sum(profile.left.values()) + missing)
+    return _measured_elsewhere(profile, probes, profile.base_bytes - sum(profile.left.values()))
 
 
 def _measured_elsewhere(profile: Profile, probes: Sequence[Probe | TensorProbe], base_bytes: int) -> Profile:
@@ -271,12 +258,6 @@ def _measured_elsewhere(profile: Profile, probes: Sequence[Probe | TensorProbe],
             lines[probe.name] = replace(line, elsewhere=not has)
     left = sum(_left_by_one_size(profile, name) for name in {probe.name for probe in probes})
     return replace(profile, lines=lines, base_bytes=max(base_bytes + left, 0), expected={})
-
-
-def _left_by_earlier_probes(profile: Profile, names: Set[str]) -> int:
-    """Kernels that these probes need and that probes before them had left: the most of one, less what they left."""
-    earlier = max((profile.earlier.get(name, 0) for name in names), default=0)
-    return max(earlier - max((profile.left.get(name, 0) for name in names), default=0), 0)
 
 
 def _left_by_one_size(profile: Profile, name: str) -> int:

@@ -33,8 +33,8 @@ LONGEST_STEP_SECONDS = 1.0
 FARTHEST = 4
 """... unless the batch to be used is larger than the largest measured batch by more than this factor."""
 FAR_ENOUGH = 1.5
-"""A batch that is measured in place of one that takes too long must be larger than the last one by this factor; nor is
-the line trusted without a bound at batches that are larger by more than this factor."""
+"""A batch that is measured in place of one that takes too long must be larger than the last one by this factor. Batches
+beyond this factor, which did not fit beside what measuring leaves, are bounded by their tensors."""
 MORE_ROOM = 1.25
 """Training may have more room than measuring, which leaves kernels of several batch sizes in memory."""
 BEYOND_MEASURED = 0.2
@@ -176,7 +176,7 @@ def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Fl
     points = attempt.points(resting)
     if not points:
         return None
-    line = _fit(probe, points, floors, float("inf") if attempt.cut_short else available * MORE_ROOM)
+    line = _fit(probe, points, floors, available * MORE_ROOM, cut_short=attempt.cut_short)
     return replace(
         line,
         shape_bytes=float(attempt.shape_bytes if len(points) > 1 else max(resting - before, 0)),
@@ -185,12 +185,12 @@ def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Fl
     )
 
 
-def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, room: float) -> ProbeLine:
+def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, room: float, *, cut_short: bool) -> ProbeLine:
     """Fit the line; if only small batches could run, it must not be below the largest one's tensors.
 
-    Where much larger batches may be used, because they were left out for time or may fit ``room`` bytes although they
-    did not fit beside what measuring leaves, the peak at the largest of them is that of the last one measured plus the
-    tensors that come on top, or what the line adds, if that is more.
+    Larger batches may be used than could be measured: they took too long (``cut_short``), or did not fit beside what
+    measuring leaves, but may fit into ``room`` bytes in training. The peak at the largest of them is then that of the
+    last one measured plus the tensors that come on top, or what the line adds, if that is more.
 
     A single point says nothing about smaller batches, which are then not offered. A single sample is not measured in
     addition to two, because kernels for one sample may take more memory and keep it.
@@ -200,17 +200,17 @@ def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, room: float) ->
     line, most, last = fit_line(probe.name, points, smallest_batch), probe.batch_limit, points[-1]
     if most <= last.batch:
         return line
-    used = line.largest_batch(room, most)
-    is_far = used >= FAR_ENOUGH * last.batch
-    most = used if is_far else most
+    used = most if cut_short else line.largest_batch(room, most)
+    bounded = cut_short or used >= FAR_ENOUGH * last.batch
+    most = used if bounded else most
     least = floors.at(most)
-    if is_far:
+    if bounded:
         grown = max(least - floors.at(last.batch), line.sample_bytes * (most - last.batch))
         least = max(least, last.peak_bytes + int(grown * (1 + BEYOND_MEASURED)))
     bound = ProbePoint(most, max(line.bytes_at(most), least), line.seconds_at(most))
     if bound.peak_bytes > line.bytes_at(most):
         line = replace(fit_line(probe.name, [*points, bound], smallest_batch), points=line.points)
-    return replace(line, bounds=(bound,)) if is_far else line
+    return replace(line, bounds=(bound,)) if bounded else line
 
 
 class _Attempt:

@@ -143,33 +143,3 @@ def test_what_another_process_measured_leaves_as_much_in_a_fresh_one(tmp_path):
     profile = Profile((), base_bytes=900, left={"a": 40}, expected={"a": 40})
     assert in_fresh_process(profile, probes, 500).base_bytes == 500 + STARTED_GROWTH + 40
     assert in_next_process(profile, probes).base_bytes == 900
-
-
-def test_kernels_that_another_probe_of_the_network_had_left_are_expected_where_only_the_later_one_is_found(tmp_path):
-    """Both generate the same kernels of 50 bytes, and the second one 5 of its own: it leaves 5 after the first."""
-    machine, generated = Machine(budget=3000), set()
-
-    def probe_of(name, kernels, network="n"):
-        def build():
-            def step(batch):
-                machine.kept += sum(size for kernel, size in kernels.items() if kernel not in generated)
-                generated.update(kernels)
-                machine.take(batch)
-
-            return step
-
-        return Probe(name, build, lambda batch: 1, 8, same=name, network=network, sizes=(8,))
-
-    first, second = probe_of("a", {"shared": 50}), probe_of("b", {"shared": 50, "own": 5})
-    here = measure_probes([first, second], machine, machine, lambda *_: None, Measurements(tmp_path))
-    assert (here.left, here.earlier) == ({"a": 50, "b": 5}, {"a": 0, "b": 50})
-    assert in_next_process(here, [second]).base_bytes == here.base_bytes - 55 + 50
-    machine, generated = Machine(budget=3000), set()
-    found = measure_probes([second], machine, machine, lambda *_: None, Measurements(tmp_path))
-    assert found.base_bytes == 1000 + 5 and without_others(found, [second]).base_bytes == 1000 + 50
-    both = measure_probes([first, second], machine, machine, lambda *_: None, Measurements(tmp_path))
-    assert without_others(both, [second]).base_bytes == 1000 + 50, "what the other left is not counted twice"
-    assert without_others(both, [first, second]).base_bytes == 1000 + 55
-    elsewhere = probe_of("b", {"shared": 50}, network="another")
-    machine, generated = Machine(budget=3000), set()
-    assert not any(measure_probes([first, elsewhere], machine, machine, lambda *_: None).earlier.values())

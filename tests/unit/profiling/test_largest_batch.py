@@ -69,6 +69,8 @@ def test_long_steps_are_not_measured_at_the_largest_batch_and_more_is_allowed_fo
     assert [point.batch for point in patient.points] == [2, 8, 64], "which takes 3.2 seconds"
     hasty = measure_probe(replace(made, longest_seconds=0.55, batch_limit=32), machine, machine)
     assert [point.batch for point in hasty.points] == [2, 8], "11 would hardly tell more than 8"
+    near = measure_probe(replace(made, longest_seconds=0.45, batch_limit=11), machine, machine)
+    assert [point.batch for point in near.points] == [2, 8] and near.bytes_at(11) == 1000 + 1100 + 0.2 * 3 * 100 + 1
 
 
 def test_more_is_allowed_for_where_nothing_is_known_of_larger_batches(monkeypatch):

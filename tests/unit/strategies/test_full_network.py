@@ -214,6 +214,21 @@ def test_steps_that_hold_gradients_have_the_kernels_that_the_others_showed():
     assert costs[0].peak_bytes == costs[1].peak_bytes
 
 
+def test_weights_in_bfloat16_count_the_holes_that_their_float32_copies_leave_in_the_heap():
+    """26 kB for each of 40 tensors: in the predicted peak, in what is left for a step, and in the smallest budget."""
+    found = profile({"network": line(10 * MB, MB)})
+    found = replace(found, units=tuple(replace(unit, tensors=20) for unit in found.units))
+    few, whole = (workload(weight_dtype=dtype) for dtype in ("bfloat16", "float32"))
+    peaks = [network_cost(found, "network", work, MicroBatching(64)).peak_bytes for work in (few, whole)]
+    assert peaks[0] - peaks[1] == pytest.approx(40 * 26_000 * (1 + SAFETY.share), abs=1)
+    needs = [network_shortfall(found, 9 * MB, Budget("1MB"), work).smallest_bytes for work in (few, whole)]
+    assert needs[0] - needs[1] == MB, "1.04 MB, in whole MB"
+    batches = [
+        batch_settings(work, found, Budget("60MB"), "network", accumulate=False).micro_batch for work in (few, whole)
+    ]
+    assert batches[1] - batches[0] == 1, "an image takes 1 MB"
+
+
 def test_reasons_name_the_smallest_budget():
     found = profile({}, floors={"network": 100 * MB})
     lack = network_shortfall(found, found.floors["network"], Budget("50MB"), workload())
