@@ -246,7 +246,8 @@ def peers(session: Session) -> Cells:
     subjects = (("vgg16", 250), ("resnet18", 250), ("resnet50:224", 1000))
     own: list[tuple[str, Callable[[], object]]] = []
     for model, above in session.few(subjects):
-        own += _train(session, "peers", model, above, epochs=epochs, strategy="auto", **sizes)
+        for flags in ({"strategy": "auto"}, {"strategy": "checkpoint", "activations": "paged"}):
+            own += _train(session, "peers", model, above, epochs=epochs, **flags, **sizes)
     for model, _ in session.few(subjects):
         for precision in ("float32", "bfloat16", "float16"):
             flags = {"strategy": "backprop", "precision": precision, **sizes}

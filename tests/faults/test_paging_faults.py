@@ -17,6 +17,7 @@ from snugfit._training.events import EpochDone, Event
 from snugfit.errors import InterruptedRunError, OutOfStorageError
 from snugfit.profiling import unit_stats
 from snugfit.strategies.recomputation.dynamic_program import paged_bytes
+from snugfit.strategies.recomputation.paging import Paging
 from snugfit.strategies.recomputation.schedule import Schedule
 from snugfit.strategies.recomputation.unit_costs import unit_costs
 
@@ -33,7 +34,7 @@ def paging_plan(text: str, **options: object) -> RunnablePlan:
     """A plan that follows this schedule, whatever the budget."""
     planned = snugfit.plan("tiny_nets:cnn", "digits", strategy="checkpoint", activations="paged", **SMALL, **options)
     chain, schedule = planned.assembly.chain, Schedule.parse(text)
-    moved = paged_bytes(schedule, unit_costs(chain, unit_stats(chain), 16, disk_speed=1e9)) // 16
+    moved = paged_bytes(schedule, unit_costs(chain, unit_stats(chain), 16, paging=Paging(1e9))) // 16
     choice = planned.plan.choice
     assert choice is not None and choice.predicted is not None and planned.plan.chosen == 0
     settings = {**choice.settings, "recomputation": text, "paged_bytes": moved}

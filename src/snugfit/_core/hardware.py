@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from snugfit._core.documents import read_as
+from snugfit._core.options import AUTO, DecodingThreads, checked
 from snugfit._core.serial import from_data, to_data
 from snugfit.errors import UsageError
 
@@ -38,6 +39,16 @@ class Hardware:
 def cores() -> int:
     """Cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def decoding_threads(workers: int | str) -> int:
+    """Threads that decode images: ``workers``, or for ``"auto"`` one for each core, 2 at least and 8 at most.
+
+    Raises:
+        UsageError: it is neither ``"auto"`` nor a number of threads.
+    """
+    given = checked("workers", DecodingThreads, workers)
+    return min(max(cores(), 2), 8) if given == AUTO else int(given)
 
 
 def processor() -> str:

@@ -23,7 +23,7 @@ class PlanKeywords(TypedDict, total=False):
     classes: int | None
     max_train: int | None
     max_val: int | None
-    workers: int
+    workers: int | str
     memory: str | int | None
     total_memory: str | int | None
     storage: str | int | None

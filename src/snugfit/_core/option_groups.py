@@ -14,6 +14,7 @@ from snugfit._core.options import (
     ClassWeights,
     Common,
     Count,
+    DecodingThreads,
     ImageSize,
     InputShapes,
     Positive,
@@ -90,7 +91,8 @@ class DataOptions(Checked):
         classes: expected number of classes; an error is raised when the data has another number.
         max_train: maximum number of training images.
         max_val: maximum number of validation images, and of test images.
-        workers: threads that decode images; 0 decodes in the training thread.
+        workers: threads that decode images; 0 decodes in the training thread. auto, the default, takes one for each
+            core, 2 at least and 8 at most.
     """
 
     data: Annotated[str | None, Common("NAME", "data set, folder:PATH of classes, or module:function")] = None
@@ -102,7 +104,7 @@ class DataOptions(Checked):
     classes: Annotated[Count | None, Common("N", "number of classes, with --input-shape", ("profile",))] = None
     max_train: Count | None = None
     max_val: Count | None = None
-    workers: Annotated[int, Range(0, 1024)] = 2
+    workers: DecodingThreads = "auto"
 
     @property
     def name(self) -> str:
@@ -210,10 +212,10 @@ class TrainingOptions(Checked):
         precision: float32, or bfloat16 or float16 through autocast. float16 scales the loss, and skips steps whose
             gradients overflow; all gradients are then held until the step, as with micro-batches. It is for backprop
             and checkpoint, without --activations int8 or int4.
-        activations: how feature maps are kept for the backward pass: exact, paged (in a file in the cache folder where
-            memory does not suffice; gradients are the same to the bit), int8 (a quarter of the memory) or int4 (an
-            eighth). The last two round at random, so that gradients are no longer exact. paged is
-            for checkpoint, and the last two are for backprop.
+        activations: how feature maps are kept for the backward pass: exact, paged (in a file in the cache folder, or on
+            a GPU in host memory, where memory does not suffice; gradients are the same to the bit), int8 (a quarter of
+            the memory) or int4 (an eighth). The last two round at random, so that gradients are no longer exact. paged
+            is for checkpoint, and the last two are for backprop.
         weight_dtype: type in which trained weights of convolutions and linear layers are kept: float32, or bfloat16
             (half the memory). With bfloat16 each update rounds at random, so that it is no longer exact; the trained
             model is float32. By default float32, and bfloat16 if only that and int8 state make an exact strategy fit

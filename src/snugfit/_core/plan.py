@@ -68,6 +68,7 @@ class Cost:
         seconds_per_epoch: seconds of one epoch (every block's pass over the data once).
         seconds: total seconds, including cache writes.
         storage_bytes: most bytes on disk at any time.
+        host_bytes: most bytes of a GPU's activations that are in host memory at any time.
         sent_bytes: total bytes sent over the network.
         phases: the phases in order.
     """
@@ -78,6 +79,7 @@ class Cost:
     storage_bytes: int = 0
     sent_bytes: int = 0
     phases: tuple[Phase, ...] = ()
+    host_bytes: int = 0
 
     @property
     def least_peak_bytes(self) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from snugfit._core.amounts import sides_text
+from snugfit._core.hardware import decoding_threads
 from snugfit._core.keywords import SplitKeywords, with_keywords
 from snugfit._core.options import from_keywords
 from snugfit._core.paths import data_root, expanded
@@ -56,7 +57,7 @@ class BoxedBatches(Batches):
 
 
 def load_boxed(
-    name: str, *, data_dir: str | Path | None = None, workers: int = 2, **options: Unpack[SplitKeywords]
+    name: str, *, data_dir: str | Path | None = None, workers: int | str = "auto", **options: Unpack[SplitKeywords]
 ) -> Splits:
     r"""Open images with boxes, in YOLO's format or in COCO's; images stay on disk until they are read.
 
@@ -79,7 +80,7 @@ def load_boxed(
     Args:
         name: a folder (``folder:`` before it is allowed), a ``data.yaml``, or an ``instances_*.json``.
         data_dir: folder in which a name that is not a path is searched; ``SNUGFIT_DATA`` otherwise.
-        workers: threads that decode image files.
+        workers: threads that decode image files; ``"auto"`` takes one for each core, 2 at least and 8 at most.
         **options: ``image_size``: side of the images in pixels, 608 by default; ``classes``: expected number;
             ``max_train``, ``max_val``: limits of training images, and of validation and test images, chosen at random;
             ``val_fraction``: share of the images that validation gets if it has none of its own, 0.1 by default;
@@ -96,7 +97,7 @@ def load_boxed(
         raise UsageError(f"--image-size {sides_text(size)}: boxes are found in square images; give one side.")
     with opening(name):
         path = boxed_path(name, data_dir)
-        names, parts, decoder, checks = _read(path, size, workers)
+        names, parts, decoder, checks = _read(path, size, decoding_threads(workers))
     if chosen.classes is not None and chosen.classes != len(names):
         raise DataError(f"'{name}' has {len(names)} classes, not {chosen.classes}. Ask for {len(names)}.")
     limited = _chosen_parts(parts, chosen)

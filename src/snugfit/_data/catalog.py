@@ -13,6 +13,7 @@ from typing import Any
 
 from snugfit._core.amounts import Sides, height_and_width, sides_text
 from snugfit._core.functions import import_function, is_function
+from snugfit._core.hardware import decoding_threads
 from snugfit._core.known import FOLDER, check_data_set
 from snugfit._core.options import from_keywords
 from snugfit._core.paths import data_root, expanded
@@ -148,7 +149,7 @@ def import_reader(name: str) -> None:
         source.read.load()
 
 
-def load(name: str, *, data_dir: str | Path | None = None, workers: int = 2, **options: Any) -> Splits:
+def load(name: str, *, data_dir: str | Path | None = None, workers: int | str = "auto", **options: Any) -> Splits:
     """Open a data set and divide it; images stay on disk until they are read.
 
     If the source has no validation part, ``val_fraction`` of the training images is split off, stratified and
@@ -159,7 +160,7 @@ def load(name: str, *, data_dir: str | Path | None = None, workers: int = 2, **o
         name: one of :func:`names`, ``folder:PATH`` with one sub-folder of images per class, or ``module:function`` of
             the user's own, which gives data sets.
         data_dir: folder of data sets; ``SNUGFIT_DATA`` otherwise.
-        workers: threads that decode image files.
+        workers: threads that decode image files; ``"auto"`` takes one for each core, 2 at least and 8 at most.
         **options: fields of :class:`snugfit._data.split.SplitOptions`; images of folders have 224 pixels by default.
 
     Raises:
@@ -179,7 +180,7 @@ def load(name: str, *, data_dir: str | Path | None = None, workers: int = 2, **o
                 f"--image-size {sides_text(size)}: the images of {name} are square; only those of files are brought to "
                 "other shapes. Give one side."
             )
-        parts = source.read(path, size, workers)
+        parts = source.read(path, size, decoding_threads(workers))
     mean, std = source.statistics
     shape = (len(mean), *height_and_width(size))
     return assemble(name, parts, chosen, image_shape=shape, mean=mean, std=std, flip=source.flip)
@@ -192,7 +193,7 @@ def read_folder(
     channels: int = 3,
     border: int = 0,
     data_dir: str | Path | None = None,
-    workers: int = 2,
+    workers: int | str = "auto",
 ) -> tuple[tuple[str, ...], list[ImageSet]]:
     """Class names and all images of a folder with one sub-folder per class, undivided; sizes include the border.
 
@@ -201,7 +202,7 @@ def read_folder(
     """
     with opening(path):
         height, width = (side - 2 * border for side in height_and_width(image_size))
-        parts = _FOLDER.read(image_folder(path, data_dir), (height, width), workers, channels)
+        parts = _FOLDER.read(image_folder(path, data_dir), (height, width), decoding_threads(workers), channels)
     return parts.class_names, [Bordered(part, border) for part in (parts.train, parts.val, parts.test) if part]
 
 

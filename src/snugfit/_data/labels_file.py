@@ -12,6 +12,7 @@ import numpy as np
 
 from snugfit._core.amounts import Sides, height_and_width
 from snugfit._core.functions import is_function
+from snugfit._core.hardware import decoding_threads
 from snugfit._core.options import from_keywords
 from snugfit._core.paths import data_root, expanded
 from snugfit._data.decode import Decoder, check_headers
@@ -130,7 +131,9 @@ def labels_path(name: str, data_dir: str | Path | None = None) -> Path:
     raise DataError(f"'{name}' does not exist. --task multi-label takes a folder of images with a {LABELS_FILE}.")
 
 
-def load_labelled(name: str, *, data_dir: str | Path | None = None, workers: int = 2, **options: Any) -> Splits:
+def load_labelled(
+    name: str, *, data_dir: str | Path | None = None, workers: int | str = "auto", **options: Any
+) -> Splits:
     """Open images with several labels each; they stay on disk until they are read.
 
     Missing splits are made as by :func:`snugfit._data.load`; there, an image counts to its rarest label.
@@ -138,7 +141,7 @@ def load_labelled(name: str, *, data_dir: str | Path | None = None, workers: int
     Args:
         name: a folder with a ``labels.csv``, ``folder:`` before it is allowed; or the user's own ``module:function``.
         data_dir: folder in which a name that is not a path is searched; ``SNUGFIT_DATA`` otherwise.
-        workers: threads that decode image files.
+        workers: threads that decode image files; ``"auto"`` takes one for each core, 2 at least and 8 at most.
         **options: fields of :class:`snugfit._data.split.SplitOptions`; images have 224 pixels by default.
 
     Raises:
@@ -151,6 +154,6 @@ def load_labelled(name: str, *, data_dir: str | Path | None = None, workers: int
     chosen = from_keywords(SplitOptions, options)
     size = chosen.sides or IMAGE_SIZE
     with opening(name):
-        parts = read(labels_path(name, data_dir), size, workers)
+        parts = read(labels_path(name, data_dir), size, decoding_threads(workers))
     mean, std = IMAGENET
     return assemble(name, parts, chosen, image_shape=(3, *height_and_width(size)), mean=mean, std=std, flip=True)

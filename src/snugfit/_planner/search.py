@@ -420,6 +420,8 @@ def candidates_of(
         reasons = [f"needs {format_bytes(cost.peak_bytes)} of memory"] if too_big else []
         if _too_much(budget.storage_bytes, cost.storage_bytes):
             reasons.append(f"needs {format_bytes(cost.storage_bytes)} of storage")
+        if _too_much(budget.host_memory_bytes, cost.host_bytes):
+            reasons.append(f"needs {format_bytes(cost.host_bytes)} of host memory")
         exact = proposal.exact and not workload.compresses
         candidate = Candidate(strategy.name, not reasons, to_data(proposal), cost, tuple(reasons), exact=exact)
         fine_tunes = workload.fine_tunes_few and find_config(strategy.name).fine_tunes

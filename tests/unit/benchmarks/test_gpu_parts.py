@@ -51,8 +51,8 @@ def test_with_several_jobs_peers_wait_for_our_own_runs(place, monkeypatch):
     options, ran = place
     peers = []
     monkeypatch.setattr(gpu, "peer", lambda results, settings, way, *_: peers.append(way))
-    assert gpu.main(part=3, jobs=2, quick=True, options=options) == 1 and len(ran) == 4 and not peers
-    assert gpu.main(part=3, jobs=2, quick=True, options=options) == 0 and len(ran) == 4 and len(peers) == 3
+    assert gpu.main(part=3, jobs=2, quick=True, options=options) == 1 and len(ran) == 5 and not peers
+    assert gpu.main(part=3, jobs=2, quick=True, options=options) == 0 and len(ran) == 5 and len(peers) == 3
 
 
 def test_settings_are_tried_on_the_device_and_left_if_time_is_up(place, monkeypatch):

@@ -7,7 +7,7 @@ from PIL import Image
 
 from snugfit._data import Decoder, load
 from snugfit._data.decode import decode
-from snugfit.errors import DataError
+from snugfit.errors import DataError, UsageError
 
 
 def load_folder(root, **options):
@@ -48,6 +48,23 @@ def test_pixels_and_labels_agree(write_folder, extension, workers):
     red = images[:, 0].float().mean((1, 2))
     assert np.array_equal((red > 30).numpy(), splits.train.labels == 1)
     splits.close()
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "threads"), [(1, "auto", 2), (4, "auto", 4), (64, "auto", 8), (64, "3", 3)]
+)
+def test_as_many_threads_decode_as_there_are_cores(write_folder, monkeypatch, cores, workers, threads):
+    monkeypatch.setattr("snugfit._core.hardware.cores", lambda: cores)
+    asked = []
+    monkeypatch.setattr("snugfit._data.decode.ThreadPoolExecutor", lambda count, **_: asked.append(count))
+    load_folder(write_folder(), workers=workers)
+    assert asked == [threads]
+
+
+@pytest.mark.parametrize("workers", ["many", -1, 2000])
+def test_a_wrong_number_of_threads_is_named(write_folder, workers):
+    with pytest.raises(UsageError, match="--workers must be auto or a whole number from 0 to 1,024"):
+        load_folder(write_folder(), workers=workers)
 
 
 def test_hidden_and_foreign_files_are_ignored(write_folder):

@@ -3,12 +3,17 @@
 from dataclasses import replace
 
 import pytest
+from fake_device import FakeMemory
 from strategy_samples import HARDWARE, MB, line, profile, workload
+from torch import nn
 
+from snugfit._chain import Chain
 from snugfit._core.budget import Budget
 from snugfit._core.profile import ProbePoint
+from snugfit._core.registry import find_config
 from snugfit._core.serial import from_data, to_data
 from snugfit.errors import UsageError
+from snugfit.memory import device
 from snugfit.strategies.checkpoint.candidates import MARGIN_BYTES, Candidate, MeasurementFilter
 from snugfit.strategies.checkpoint.strategy import Checkpoint
 from snugfit.strategies.full_network import network_cost
@@ -184,6 +189,31 @@ def test_batch_norms_of_few_images_are_worth_no_time(norms, batch_size, taken):
     work = workload(batch_size=batch_size)
     (strategy,) = Checkpoint().propose(work, found, HARDWARE, Budget(available(36 * MB)))
     assert strategy.recomputation == taken
+
+
+@pytest.mark.parametrize(("device", "on_host"), [("cpu", 0), ("cuda:0", 64)])
+def test_what_pages_takes_disk_or_the_memory_of_a_gpus_host(device, on_host):
+    lines = {PLAIN: line(10 * MB, MB), "checkpoint:[0-1] 2-3 pages 1000000": line(5 * MB, 0.1 * MB)}
+    found, hardware = profile(lines, units="abcd"), replace(HARDWARE, device=device)
+    options = Checkpoint(paging_folder="runs")
+    (strategy,) = options.propose(workload(), found, hardware, Budget(available(20 * MB)))
+    cost = strategy.estimate(workload(), found, hardware)
+    assert (strategy.recomputation, strategy.micro_batch) == ("[0-1] 2-3", 64)
+    assert (cost.host_bytes, cost.storage_bytes) == (on_host * MB, (64 - on_host) * MB)
+    where = "host memory" if on_host else "disk"
+    (sentence,) = find_config("checkpoint").explanation(to_data(strategy), "abcd")
+    assert sentence.startswith(f"Each step writes up to 64.0 MB of activations to {where} and reads")
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_a_gpu_that_shares_the_memory_of_its_host_pages_nothing(unified, monkeypatch):
+    monkeypatch.setattr(device, "_at_rest", {})
+    monkeypatch.setitem(device.KINDS, "cuda", lambda _: FakeMemory(unified=unified))
+    chain = Chain.from_module(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2)).to("meta"), (1, 8, 8))
+    reasons = Checkpoint().validate(workload(activations="paged"), chain, replace(HARDWARE, device="cuda:0"))
+    assert reasons == (
+        ["--activations paged moves activations to host memory, which this GPU shares"] if unified else []
+    )
 
 
 def test_nothing_fits_and_the_least_floor_is_named():

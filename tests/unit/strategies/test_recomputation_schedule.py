@@ -39,7 +39,7 @@ def paged_unit_cost(cost, moved, kept, saving, backward):
     """The same unit, of which so much goes to disk; it takes at least what stays, its output, and the gradient."""
     peaks = {"paged_saving_peak": cost.output_bytes + kept + saving, "paged_backward_peak": cost.output_bytes + kept}
     peaks["paged_backward_peak"] += backward
-    return replace(cost, paged_bytes=moved, paged_kept_bytes=kept, disk_speed=2.0, **peaks)
+    return replace(cost, paged_bytes=moved, paged_kept_bytes=kept, paging_speed=2.0, **peaks)
 
 
 paged_cost_lists = st.lists(

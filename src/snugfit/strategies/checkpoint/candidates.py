@@ -17,6 +17,7 @@ from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, available_hea
 from snugfit.strategies.micro_batch import MicroBatching, hold_modes, line_name, probe_of_line
 from snugfit.strategies.recomputation.dynamic_program import UnitCost, frontier, paged_bytes, schedule_cost
 from snugfit.strategies.recomputation.module_costs import network_calls
+from snugfit.strategies.recomputation.paging import Paging
 from snugfit.strategies.recomputation.schedule import AnySchedule, Schedule, parse_schedule
 from snugfit.strategies.recomputation.unit_costs import unit_costs
 
@@ -95,7 +96,7 @@ def schedule_probes(names: Iterable[str]) -> list[str]:
 
 
 def find_candidates(
-    chain: Chain, stats: Sequence[UnitStats], workload: Workload, disk_speed: float | None = None
+    chain: Chain, stats: Sequence[UnitStats], workload: Workload, paging: Paging | None = None
 ) -> list[Candidate]:
     """Schedules from the fastest, which recomputes nothing, to the one with the least memory.
 
@@ -103,7 +104,7 @@ def find_candidates(
     The schedule with the least memory for the effective batch may not be the one with the least memory for few images,
     where the gradients of weights count more; those for a quarter of the batch and for the smallest trainable batch are
     candidates, too. The last candidate has the least memory at the smallest batch; among those that need hardly more,
-    it is the one that needs least at the effective batch. With the speed of a disk, in bytes per second, they may page.
+    it is the one that needs least at the effective batch. With ``paging`` they may page.
     Those of a network that cannot be divided run modules again.
     """
     weights = 4 * sum(unit.parameters for unit in stats)
@@ -111,7 +112,7 @@ def find_candidates(
     if workload.holds_gradients:
         fixed, weights = fixed + weights, 0
     batch = workload.effective_batch
-    found = _of_modules(chain, batch) if chain.undivided else _of_units(chain, stats, batch, disk_speed)
+    found = _of_modules(chain, batch) if chain.undivided else _of_units(chain, stats, batch, paging)
     candidates = [replace(each, fixed_bytes=fixed, gradient_bytes=weights) for each in found]
     most = HARDLY_MORE * min(each.fixed_bytes + each.sample_bytes for each in candidates)
     small = [each for each in candidates if each.fixed_bytes + each.sample_bytes <= most]
@@ -119,13 +120,12 @@ def find_candidates(
     return sorted(candidates, key=lambda each: (each is least, each.seconds))
 
 
-def _of_units(chain: Chain, stats: Sequence[UnitStats], batch: int, disk_speed: float | None) -> Iterator[Candidate]:
+def _of_units(chain: Chain, stats: Sequence[UnitStats], batch: int, paging: Paging | None) -> Iterator[Candidate]:
     """Candidates without the bytes of weights and gradients."""
-    paging = disk_speed is not None
-    full, some, few = (_costs(chain, stats, each, disk_speed) for each in (batch, max(batch // 4, 1), 1))
+    full, some, few = (_costs(chain, stats, each, paging) for each in (batch, max(batch // 4, 1), 1))
     plain, _ = schedule_cost(Schedule.keeping(len(full)), full)
-    fast = subsample(frontier(full, paging=paging), full, INTERMEDIATE)
-    for schedule in {*fast, *(frontier(costs, paging=paging)[0] for costs in (some, few))}:
+    fast = subsample(frontier(full, paging=paging is not None), full, INTERMEDIATE)
+    for schedule in {*fast, *(frontier(costs, paging=paging is not None)[0] for costs in (some, few))}:
         (seconds, batch_bytes), (_, sample_bytes) = schedule_cost(schedule, full), schedule_cost(schedule, few)
         moved = -(-paged_bytes(schedule, full) // batch)
         yield Candidate(schedule, seconds / plain, 0, 0, sample_bytes, batch_bytes, moved)
@@ -138,11 +138,11 @@ def _of_modules(chain: Chain, batch: int) -> list[Candidate]:
     return [found[at] for at in spread([each.batch_bytes for each in found], INTERMEDIATE)]
 
 
-def _costs(chain: Chain, stats: Sequence[UnitStats], batch: int, disk_speed: float | None) -> list[UnitCost]:
+def _costs(chain: Chain, stats: Sequence[UnitStats], batch: int, paging: Paging | None) -> list[UnitCost]:
     try:
-        return unit_costs(chain, stats, batch, disk_speed=disk_speed)
+        return unit_costs(chain, stats, batch, paging=paging)
     except ValueError:  # torch's BatchNorm refuses a single value per channel
-        return unit_costs(chain, stats, batch + 1, disk_speed=disk_speed)
+        return unit_costs(chain, stats, batch + 1, paging=paging)
 
 
 def subsample(schedules: Sequence[Schedule], costs: Sequence[UnitCost], between: int) -> list[Schedule]:

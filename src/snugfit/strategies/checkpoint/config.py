@@ -34,12 +34,13 @@ class Config(StrategyConfig):
         return present({f"{' and '.join(verbs)} {schedule}": bool(verbs)})
 
     def explanation(self, settings: Mapping[str, Any], parts: Sequence[str]) -> Iterable[str]:
-        """What goes to disk."""
+        """What is paged."""
         size = int(settings.get("paged_bytes", 0)) * int(settings.get("micro_batch", 0))
         if size:
             step = "micro-batch" if int(settings.get("micro_batches", 1)) > 1 else "step"
+            where = "disk" if settings.get("paging_folder") else "host memory"
             yield (
-                f"Each {step} writes up to {format_bytes(size)} of activations to disk and reads them back; its "
+                f"Each {step} writes up to {format_bytes(size)} of activations to {where} and reads them back; its "
                 "predicted time includes that."
             )
 

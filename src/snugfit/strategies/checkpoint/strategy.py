@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import torch
 
 from snugfit._chain import Chain
 from snugfit._core.budget import Budget
@@ -17,6 +19,8 @@ from snugfit._core.record import Record
 from snugfit._core.workload import Workload
 from snugfit._training.run import Run
 from snugfit._training.strategy import TrainingData
+from snugfit.memory.device import has_own_memory
+from snugfit.memory.host_pages import HostPages, keeps_pages_on_host, multiplications_per_byte
 from snugfit.memory.paging import PageFile, disk_speed
 from snugfit.profiling import Probe, unit_stats
 from snugfit.profiling.measuring import FIRST_GROWTH
@@ -40,8 +44,9 @@ from snugfit.strategies.full_network import (
 )
 from snugfit.strategies.micro_batch import MicroBatching, hold_modes
 from snugfit.strategies.recomputation.module_costs import reasons_against_modules
-from snugfit.strategies.recomputation.paging import recomputing_forward
+from snugfit.strategies.recomputation.paging import DiskPages, Pages, Paging, recomputing_forward
 from snugfit.strategies.recomputation.schedule import AnySchedule, parse_schedule
+from snugfit.strategies.recomputation.unit_costs import TYPICAL_SPEED
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,8 @@ class Checkpoint(MicroBatching):
     """Activation checkpointing by an optimal schedule over units, with gradient accumulation.
 
     :meth:`propose` fills in ``recomputation``: which units run again or page, or which modules of a network that cannot
-    be divided run again, as their schedule prints; and ``paged_bytes``: most bytes of an image on disk. Probes page to
-    ``paging_folder``, a run to its cache folder.
+    be divided run again, as their schedule prints; ``paged_bytes``: most bytes of an image elsewhere. Probes page to
+    ``paging_folder``, a run to its cache folder, and both to host memory on a GPU, where there is no folder.
     """
 
     name: ClassVar[str] = "checkpoint"
@@ -67,8 +72,8 @@ class Checkpoint(MicroBatching):
             paged = [f"--activations paged {reason}" for reason in chain.reasons_against_units()]
             return reasons + paged if workload.activations == "paged" else reasons
         reasons = chain.reasons_against_units(recomputed=True)
-        if workload.activations == "paged" and hardware.device != "cpu":
-            reasons.append("--activations paged keeps activations in a file, which requires --device cpu")
+        if workload.activations == "paged" and hardware.device != "cpu" and not keeps_pages_on_host(hardware.device):
+            reasons.append("--activations paged moves activations to host memory, which this GPU shares")
         return reasons
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
@@ -77,12 +82,13 @@ class Checkpoint(MicroBatching):
         They are lazy: a probe runs only if it may fit and be faster than the measured ones that fit.
         """
         chain = in_weight_dtype(chain, workload)
-        speed = disk_speed(Path(self.paging_folder)) if workload.activations == "paged" else None
         stats = unit_stats(chain)
-        candidates = find_candidates(chain, stats, workload, speed)
+        paging = self._paging(hardware.device) if workload.activations == "paged" else None
+        candidates = find_candidates(chain, stats, workload, paging)
+        make_pages = partial(_make_pages, hardware.device, Path(self.paging_folder))
         probes: dict[tuple[int, bool], Probe] = {}
         for index, candidate in enumerate(candidates):
-            make = _trainer_factory(candidate.schedule, partial(PageFile, Path(self.paging_folder)))
+            make = _trainer_factory(candidate.schedule, make_pages)
             for hold in hold_modes(self.accumulate):
                 probes[index, hold] = network_probe(candidate.probe, chain, workload, hardware.device, make, hold=hold)
         left = FIRST_GROWTH + 2 * probes[0, False].growth_bytes  # at two batch sizes
@@ -93,6 +99,13 @@ class Checkpoint(MicroBatching):
             for (index, hold), probe in probes.items()
         ]
 
+    def _paging(self, device: str) -> Paging:
+        """Where it may page to, with its measured speed."""
+        make, folder = partial(_make_pages, device, Path(self.paging_folder)), Path(self.paging_folder)
+        if has_own_memory(device):
+            return Paging(TYPICAL_SPEED / multiplications_per_byte(torch.device(device)), make)
+        return Paging(disk_speed(folder), make)
+
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Checkpoint]:
         """The fastest measured schedule, at the largest batch or micro-batch that fits."""
         probes = schedule_probes(profile.floors)
@@ -101,13 +114,17 @@ class Checkpoint(MicroBatching):
         if found is not None:
             probe, micro = found
             schedule, paged = schedule_of_probe(probe, len(profile.units))
-            yield replace(self, recomputation=str(schedule), paged_bytes=paged, **asdict(micro))
+            folder = "" if has_own_memory(hardware.device) else self.paging_folder
+            settings = asdict(micro)
+            yield replace(self, recomputation=str(schedule), paged_bytes=paged, paging_folder=folder, **settings)
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured line of its schedule."""
         probe = probe_name(parse_schedule(self.recomputation), self.paged_bytes)
         cost = network_cost(profile, probe, workload, self)
         size = self.paged_bytes * self.micro_batch
+        if has_own_memory(hardware.device):
+            return replace(cost, host_bytes=size)
         phases = tuple(replace(phase, storage_bytes=size) for phase in cost.phases)
         return replace(cost, storage_bytes=size, phases=phases)
 
@@ -118,12 +135,18 @@ class Checkpoint(MicroBatching):
 
     def fit(self, chain: Chain, data: TrainingData, run: Run) -> Record:
         """Train."""
-        make_file = partial(PageFile, run.cache_dir, run.budget.storage_bytes, run.count_storage)
-        return fit_network(self, chain, data, run, _trainer_factory(parse_schedule(self.recomputation), make_file))
+        limits = run.budget.storage_bytes, run.count_storage
+        make_pages = partial(_make_pages, str(run.device), run.cache_dir, *limits)
+        return fit_network(self, chain, data, run, _trainer_factory(parse_schedule(self.recomputation), make_pages))
 
 
-def _trainer_factory(schedule: AnySchedule, make_file: Callable[[], PageFile]) -> MakeTrainer:
-    """Factory of trainers by the network's own loss, with recomputation by a schedule; each has a file of its own."""
+def _make_pages(device: str, folder: Path, *limits: Any) -> Pages:
+    """Pages of a GPU in host memory, or else in a file in a folder, within its limits."""
+    return HostPages() if has_own_memory(device) else DiskPages(PageFile(folder, *limits))
+
+
+def _trainer_factory(schedule: AnySchedule, make_pages: Callable[[], Pages]) -> MakeTrainer:
+    """Factory of trainers by the network's own loss, with recomputation by a schedule; each has pages of its own."""
     return by_own_loss(
-        lambda chain: recomputing_forward([unit.module for unit in chain.all_units], schedule, make_file())
+        lambda chain: recomputing_forward([unit.module for unit in chain.all_units], schedule, make_pages())
     )

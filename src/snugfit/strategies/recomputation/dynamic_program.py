@@ -47,7 +47,7 @@ class UnitCost:
         paged_bytes: of what it saves that can go to disk, its input included.
         paged_kept_bytes, paged_saving_peak, paged_backward_peak: the same as without ``paged``, if these are on disk;
             the kept bytes without the output.
-        disk_speed: bytes per second that are written, or read.
+        paging_speed: bytes per second that are written, or read.
     """
 
     forward_seconds: float
@@ -61,18 +61,18 @@ class UnitCost:
     paged_kept_bytes: int = 0
     paged_saving_peak: int = 0
     paged_backward_peak: int = 0
-    disk_speed: float = math.inf
+    paging_speed: float = math.inf
 
     @property
     def paged_seconds(self) -> float:
         """Seconds of both passes if what it saves goes to disk, which is written and read while the unit runs."""
-        moved = self.paged_bytes / self.disk_speed
+        moved = self.paged_bytes / self.paging_speed
         return max(self.forward_seconds, moved) + max(self.backward_seconds, moved)
 
     @property
     def output_paging_seconds(self) -> float:
         """Seconds to write its output to disk and to read it."""
-        return 2 * self.output_bytes / self.disk_speed
+        return 2 * self.output_bytes / self.paging_speed
 
 
 def schedule_cost(schedule: Schedule, costs: Sequence[UnitCost]) -> tuple[float, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +13,9 @@ from snugfit._chain import Chain
 from snugfit._core.profile import UnitStats
 from snugfit.lean import use_lean_convolutions
 from snugfit.lean.bfloat16_weights import use_float_gradients
-from snugfit.memory.paging import PageFile
 from snugfit.memory.tensors import LiveBytes
 from snugfit.strategies.recomputation.dynamic_program import UnitCost
-from snugfit.strategies.recomputation.paging import Pager
+from snugfit.strategies.recomputation.paging import Pager, Paging
 
 MACS_PER_BYTE = 5.0
 """Multiply-accumulates that take as long as writing and reading a byte of a feature map. These times select which
@@ -28,25 +26,21 @@ TYPICAL_SPEED = 50e9
 """Multiply-accumulates per second; only ratios of times matter here."""
 
 
-def unit_costs(
-    chain: Chain, stats: Sequence[UnitStats], batch: int, *, disk_speed: float | None = None
-) -> list[UnitCost]:
+def unit_costs(chain: Chain, stats: Sequence[UnitStats], batch: int, *, paging: Paging | None = None) -> list[UnitCost]:
     """The cost of each unit at a batch size, including the gradients of its own weights while they are applied.
 
     Args:
         chain: the chain, on the meta device.
         stats: of its units.
         batch: images at once.
-        disk_speed: bytes per second of the disk that what units save may go to; None if it stays in memory.
+        paging: where what units save may go; None if it stays in memory.
 
     Raises:
         ValueError: a unit cannot train on so few images (BatchNorm on 1x1 feature maps).
     """
     units = copy.deepcopy(chain).all_units
     return [
-        module_cost(
-            unit.module, (batch, *unit.input_shape), unit_seconds(own, batch), first=index == 0, disk_speed=disk_speed
-        )
+        module_cost(unit.module, (batch, *unit.input_shape), unit_seconds(own, batch), first=index == 0, paging=paging)
         for index, (unit, own) in enumerate(zip(units, stats, strict=True))
     ]
 
@@ -57,7 +51,7 @@ def unit_seconds(stats: UnitStats, batch: int) -> float:
 
 
 def module_cost(
-    module: nn.Module, shape: tuple[int, ...], seconds: float, *, first: bool = False, disk_speed: float | None = None
+    module: nn.Module, shape: tuple[int, ...], seconds: float, *, first: bool = False, paging: Paging | None = None
 ) -> UnitCost:
     """The cost of a module of its own, on the meta device, which is changed.
 
@@ -66,7 +60,7 @@ def module_cost(
         shape: of its input, (B, ...).
         seconds: of its forward pass.
         first: whether its input gets no gradient.
-        disk_speed: bytes per second of the disk that what it saves may go to; None if it stays in memory.
+        paging: where what it saves may go; None if it stays in memory.
     """
     module.train()
     use_lean_convolutions(module)
@@ -85,24 +79,28 @@ def module_cost(
         discarding, counter.peak = counter.peak - before, before
         saved_bytes, saving, backward = _step(module, inputs, counter, before)
         cost = UnitCost(seconds, BACKWARD * seconds, output_bytes, saved_bytes, discarding, saving, backward)
-        if disk_speed is None:
+        if paging is None:
             return cost
-        inputs.grad, counter.peak, pager = None, before, Pager(PageFile(Path()), [module])
+        inputs.grad, counter.peak, pager = None, before, Pager(paging.make(), [module])
         with pager.paging(inputs if first else None):
-            kept, saving, backward = _step(module, inputs, counter, before)
+            kept, saving, backward = _step(module, inputs, counter, before, pager)
     return replace(
         cost,
         paged_bytes=pager.bytes,
         paged_kept_bytes=max(kept - output_bytes, 0),
         paged_saving_peak=saving,
         paged_backward_peak=backward,
-        disk_speed=disk_speed,
+        paging_speed=paging.speed,
     )
 
 
-def _step(module: nn.Module, inputs: Tensor, counter: LiveBytes, before: int) -> tuple[int, int, int]:
+def _step(
+    module: nn.Module, inputs: Tensor, counter: LiveBytes, before: int, pager: Pager | None = None
+) -> tuple[int, int, int]:
     """Bytes saved by the forward pass, its peak, and the peak of the backward pass; inputs (batch, *input_shape)."""
     outputs = module(inputs)
+    if pager is not None:
+        pager.pages.finish()
     saved, saving = counter.live - before, counter.peak - before
     if not outputs.requires_grad:
         return saved, saving, saved
