@@ -14,6 +14,10 @@ from strategy_rows import ROWS
 BUDGET = 60_000_000
 SLOW = (
     "aan",  # also in test_every_local_loss.py, like all local losses
+    "classic",
+    "linear",
+    "adamw",  # also in test_elastic_runs.py
+    "pruned",  # "pruned, state in 16 bits"
     "lls",
     "lls-m",
     "lls-mxm",

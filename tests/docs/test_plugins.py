@@ -178,14 +178,16 @@ def test_an_installed_package_takes_part_in_everything(installed):
     code = TRAIN.format(runs=runs) + STOP.format(options={**WORK, **OPTIONS})
     local, *said = installed.python("-c", code).splitlines()
     assert said == ["True", "stopped"]
-    record = installed.snugfit("train", "--config", installed.config(OPTIONS), "--out", "trained", "--json")
+    record = installed.snugfit(
+        "train", "--config", installed.config(OPTIONS), "--out", "trained", "--json", "--no-report"
+    )
     take_part(installed, json.loads(record), json.loads(local))
     done = installed.process("-m", "snugfit", "plan", "--config", installed.config(OPTIONS), "--json")
     plan = json.loads(done.stdout)
     chosen = plan["candidates"][plan["chosen"]]
     assert chosen["strategy"] == "head-only" and "trains 1 units" in done.stderr
     assert (chosen["settings"]["trained_units"], chosen["settings"]["feature_scale"]) == (1, 0.5)
-    installed.snugfit("train", "--resume", "stopped", "--quiet")
+    installed.snugfit("train", "--resume", "stopped", "--quiet", "--no-report")
     assert installed.python("-c", LOAD.format(second="stopped")).split() == ["True"] * 4
 
 

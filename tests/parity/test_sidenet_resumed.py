@@ -42,7 +42,7 @@ class Stops(RuntimeError):
     """Stands for a process that is killed."""
 
 
-@pytest.mark.parametrize("saves", [1, pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("saves", [1, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 4))])
 def test_resumed_is_uninterrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[Any, dict[str, Tensor], Path], saves: int
 ) -> None:

@@ -34,7 +34,7 @@ def test_a_budget_too_small_for_backprop_is_planned_and_trained(tmp_path: Path) 
     command = [sys.executable, "-m", "snugfit", "train", "--model", "block_nets:deep", "--data", "digits", "--json"]
     tokens = "--strategy checkpoint --memory 48MB --out run --epochs 1 --max-train 12 --max-val 4 --batch-size 4"
     apart = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(block_nets.__file__).parent), *sys.path])}
-    command += [*tokens.split(), "--image-size", "96", "--no-accumulate", "--threads", "1"]
+    command += [*tokens.split(), "--image-size", "96", "--no-accumulate", "--threads", "1", "--no-report"]
     done = subprocess.run(command, cwd=tmp_path, env=apart, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "run" / "record.json").read_text())

@@ -20,6 +20,8 @@ from snugfit.lean.saved_tensors import Layout, needs_gradient
 
 SMALL_MAP = 16
 """Up to this many output pixels the weight gradient is computed by kernel position; above, oneDNN is as good."""
+COPIED_VALUES = 1 << 14
+"""A weight gradient by kernel position copies as many values at once as the weight has, or so many if that is more."""
 EPS = 1e-5
 """Added to the standard deviation of a filter."""
 Pair = tuple[int, ...]
@@ -167,7 +169,7 @@ def conv_weight_gradient(
     outputs, pixels = gradient.permute(0, 2, 3, 1), inputs.permute(0, 2, 3, 1)
     total = gradient.new_zeros(filters, *kernel, channels)
     copied = outputs[0].numel() + pixels[0].numel()
-    images = max(1, total.numel() // copied)  # a tap copies the pixels it touches: never more than the weights take
+    images = max(1, max(total.numel(), COPIED_VALUES) // copied)  # a tap copies the pixels that it touches
     taps = [
         [_touched(tap, *sizes) for tap in range(taps)]
         for taps, sizes in zip(
