@@ -60,6 +60,7 @@ def test_every_option_is_a_flag_that_sets_its_field_alone(group, field):
         "local_loss": "lls:basis=cosine",
         "module_units": "3",
         "workers": "3",
+        "profile_time": "10s",
         "class_weights": "1,2.5",
         "input_shape": "3x32x32",
         "image_size": "96x160",

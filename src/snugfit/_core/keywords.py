@@ -102,6 +102,7 @@ class PlanKeywords(TypedDict, total=False):
     out: str | Path | None
     cache_dir: str | Path | None
     profile_cache: str | Path
+    profile_time: str | None
 
 
 class LoopKeywords(TypedDict, total=False):

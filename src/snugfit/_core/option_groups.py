@@ -19,6 +19,7 @@ from snugfit._core.options import (
     InputShapes,
     Positive,
     Range,
+    Seconds,
     Share,
     Size,
     SizeOrAuto,
@@ -339,6 +340,8 @@ class MachineOptions(Checked):
         cache_dir: folder of activation caches; the run folder by default.
         profile_cache: cache of measurements of networks on this machine: auto (in ``snugfit/profiles`` below
             ``XDG_CACHE_HOME`` or ``~/.cache``), a folder, renew (measure again and replace the cache), or off.
+        profile_time: how long measuring may go on before auto leaves out strategies that were not measured, like 10s;
+            it measures on until something fits. By default all are measured, so that the same command plans the same.
     """
 
     device: Device | None = None
@@ -346,6 +349,7 @@ class MachineOptions(Checked):
     out: Annotated[str | None, Common("FOLDER", "run folder; a new one under runs/ by default", ("train",))] = None
     cache_dir: str | None = None
     profile_cache: str = "auto"
+    profile_time: Seconds | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from snugfit._core.amounts import parse_seconds
 from snugfit._core.explanation import command_of
 from snugfit._core.known import IMAGENET
 from snugfit._core.plan import Plan
@@ -142,7 +143,8 @@ def _planned(
             if request.model.weights is not None:
                 check_weights(Path(request.model.weights), assembly.chain)
             work, compares = assembly.workload, measures != "decisive"
-            question = PlanningInput(work, assembly.chain, hardware, budget, request.aim, compares, fresh)
+            seconds = None if request.machine.profile_time is None else parse_seconds(request.machine.profile_time)
+            question = PlanningInput(work, assembly.chain, hardware, budget, request.aim, compares, fresh, seconds)
             meter = make_meter(resting, device)
             measuring = MeasurementContext(meter, limit, on_measured, known)
             found = search(question, considered, measuring, runs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -19,7 +20,7 @@ from snugfit._core.workload import Workload
 from snugfit._planner.calibration import PastRun, corrected, correction
 from snugfit._quantities import format_bytes
 from snugfit._training.strategy import Strategy
-from snugfit.errors import MEMORY_ERRORS, InfeasibleBudgetError, InfeasibleTimeError, ModelError
+from snugfit.errors import MEMORY_ERRORS, ModelError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory
 from snugfit.profiling import (
     META_PASS_BYTES,
@@ -52,6 +53,8 @@ class PlanningInput:
 
     Attributes:
         compares: whether strategies are measured, too, that cannot be chosen if the one to fine-tune with fits.
+        profile_seconds: how long measuring may go on before strategies that were not measured are left out, if another
+            one fits; all are measured if None.
         fresh: whether training may run in another process than measuring, which leaves memory behind.
     """
 
@@ -62,6 +65,7 @@ class PlanningInput:
     aim: Aim = "time"
     compares: bool = True
     fresh: bool = False
+    profile_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -139,16 +143,17 @@ def search(
     """
     state, aim = _Search.of(question, measuring, runs), question.aim
     first, others = _in_turn(question, considered.strategies)
-    proposals = state.propose(first, Profile(()))
+    proposals, late = state.propose_in_time(first)
     not_considered = dict(considered.left_out)
     if others and any(each.feasible and each.fine_tunes for each in proposals.everywhere):
         not_considered |= {each.name: f"not measured, since {first[0].name} fits and is preferred" for each in others}
     elif others:
-        proposals = state.propose(others, proposals.profile, proposals)
+        proposals, late = state.propose_in_time(others, proposals)
+    not_considered |= {each.name: "not measured: --profile-time was over" for each in late}
     if considered.standby and _is_settled(proposals.everywhere, aim):
         not_considered |= {each.name: _last_resort(each.name, aim) for each in considered.standby}
     elif considered.standby:
-        proposals = state.propose(considered.standby, proposals.profile, proposals)
+        proposals = state.propose(considered.standby, proposals)
     rest = [
         Candidate(name, False, reasons=(reason,), exact=config_of(name).exact, considered=False)
         for name, reason in not_considered.items()
@@ -206,12 +211,14 @@ class _Search:
     Attributes:
         resting_bytes: what is in memory before any probe is made, which a fresh process has, too; None if training must
             run in this process.
+        started: when it began, by ``time.monotonic``.
     """
 
     question: PlanningInput
     measuring: MeasurementContext
     runs: Sequence[PastRun]
     resting_bytes: int | None
+    started: float
 
     @classmethod
     def of(cls, question: PlanningInput, measuring: MeasurementContext, runs: Sequence[PastRun]) -> _Search:
@@ -219,14 +226,31 @@ class _Search:
         budget = question.budget
         fresh = question.fresh and budget.devices == 1 and question.hardware.device == "cpu"
         resting = measuring.resting_bytes() if fresh and budget.memory_bytes is not None else None
-        return cls(question, measuring, runs, resting)
+        return cls(question, measuring, runs, resting, time.monotonic())
 
-    def propose(self, strategies: Sequence[Strategy], known: Profile, before: _Proposals | None = None) -> _Proposals:
+    def propose_in_time(
+        self, strategies: Sequence[Strategy], before: _Proposals | None = None
+    ) -> tuple[_Proposals, Sequence[Strategy]]:
+        """Proposals, and the strategies for whose measurements there was no time although another one fits."""
+        limit = self.question.profile_seconds
+        if limit is None:
+            return self.propose(strategies, before, only=len(strategies) == 1 and before is None), ()
+        first = 1 if before is None else 0
+        found = before or self.propose(strategies[:1], only=len(strategies) == 1)
+        for number, strategy in enumerate(strategies[first:], start=first):
+            if time.monotonic() - self.started > limit and any(each.feasible for each in found.everywhere):
+                return found, strategies[number:]
+            found = self.propose([strategy], found)
+        return found, ()
+
+    def propose(
+        self, strategies: Sequence[Strategy], before: _Proposals | None = None, *, only: bool = False
+    ) -> _Proposals:
         """Measure what strategies still need; earlier strategies propose again with the remaining headroom."""
         workload, chain, hardware = self.question.workload, self.question.chain, self.question.hardware
-        single = len(strategies) == 1 and before is None
+        known = Profile(()) if before is None else before.profile
         with self.measuring.limit.allow_address_space(META_PASS_BYTES):
-            reasons = {s.name: _reasons(s, workload, chain, hardware, alone=single) for s in strategies}
+            reasons = {s.name: _reasons(s, workload, chain, hardware, only=only) for s in strategies}
             prepared = [_prepared(each, workload, chain) for each in strategies if not reasons[each.name]]
             network = _description(workload, chain)
             made = [each.probes(workload, chain, hardware) for each in prepared]
@@ -389,12 +413,12 @@ def _prepared(strategy: Strategy, workload: Workload, chain: Chain) -> Strategy:
     return made
 
 
-def _reasons(strategy: Strategy, workload: Workload, chain: Chain, hardware: Hardware, *, alone: bool) -> list[str]:
-    """Why a strategy does not support the model; raises ModelError if ``alone``, without another strategy."""
+def _reasons(strategy: Strategy, workload: Workload, chain: Chain, hardware: Hardware, *, only: bool) -> list[str]:
+    """Why a strategy does not support the model; raises ModelError if it is the ``only`` one."""
     try:
         return strategy.validate(workload, chain, hardware)
     except ModelError as error:
-        if alone:
+        if only:
             raise
         return [str(error)]
 
@@ -448,40 +472,3 @@ def norm_images(candidate: Candidate, workload: Workload, profile: Profile) -> i
 
 def _too_much(budget_bytes: int | None, needed_bytes: int) -> bool:
     return budget_bytes is not None and needed_bytes > budget_bytes
-
-
-def infeasible_error(plan: Plan) -> InfeasibleBudgetError | InfeasibleTimeError:
-    """The error for a plan without a feasible candidate: the closest one, its lack, and the smallest budget."""
-    asked = [candidate for candidate in plan.candidates if candidate.considered]
-    model, work = plan.workload.model, f"{plan.workload.model} on {plan.workload.data}"
-    short = [(lack, candidate) for candidate in asked if (lack := _lack(plan, candidate)) is not None]
-    if short:
-        (lacking, smallest), each = min(short, key=lambda pair: pair[0])
-        bound = f"a budget of {plan.budget}{plan.rest_text}"
-        if plan.budget.memory_bytes is None and each.smallest_bytes is not None:
-            bound = f"the {format_bytes(plan.free_bytes)} of memory that this machine has free for it"
-        message = f"{work} does not fit {bound}."
-        closest = f"{each.strategy} ({'; '.join(each.reasons)})"
-        kind = "budget" if each.smallest_bytes is None else plan.budget.memory_kind
-        return InfeasibleBudgetError(
-            message, closest=closest, lacking_bytes=lacking, smallest_bytes=smallest, what=kind
-        )
-    reasons = "; ".join(f"{each.strategy}: {', '.join(each.reasons)}" for each in asked)
-    ratios = [candidate.smallest_ratio for candidate in asked if candidate.smallest_ratio is not None]
-    if ratios:
-        advice = "train the classifier alone with --scheme head"
-        return InfeasibleTimeError(f"{work}: {reasons}", smallest_ratio=min(ratios), advice=advice)
-    message, smallest = f"no strategy can serve {model}: {reasons}.", plan.budget.memory_bytes or 0
-    return InfeasibleBudgetError(message, closest="none", lacking_bytes=0, smallest_bytes=smallest)
-
-
-def _lack(plan: Plan, candidate: Candidate) -> tuple[int, int] | None:
-    """Bytes that a candidate lacks, and the smallest sufficient budget: of memory, or else of storage."""
-    cost, budget = candidate.predicted, plan.budget
-    memory = plan.free_bytes if budget.memory_bytes is None else budget.memory_bytes
-    if candidate.smallest_bytes is not None and candidate.smallest_bytes > memory:
-        smallest = plan.smallest_budget(candidate.smallest_bytes)
-        return smallest - (budget.total_memory_bytes or memory), smallest
-    if cost is not None and _too_much(budget.storage_bytes, cost.storage_bytes):
-        return cost.storage_bytes - (budget.storage_bytes or 0), cost.storage_bytes
-    return None

@@ -1,7 +1,9 @@
 """The search on made-up strategies: ranking, reasons, and the error where nothing fits."""
 
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,7 +89,7 @@ def searched(*strategies, budget=BUDGET, told=None, aim="time", runs=(), workloa
     )
     events = [] if told is None else told
     measuring = MeasurementContext(meter or Still(), Still(), lambda *event: events.append(event))
-    asked = {name: more.pop(name) for name in ("compares", "fresh") if name in more}
+    asked = {name: more.pop(name) for name in ("compares", "fresh", "profile_seconds") if name in more}
     question = PlanningInput(workload or WORKLOAD, chain, HARDWARE, budget, aim, **asked)
     return search(question, StrategySelection(strategies, **more), measuring, runs)
 
@@ -131,6 +133,32 @@ def by_base(name, *steps, exact=False, slower=False):
 
     type(strategy).propose, type(strategy).estimate, type(strategy).shortfall = propose, estimate, shortfall
     return strategy
+
+
+class Clock:
+    """Ten seconds pass between any two looks."""
+
+    seconds = 0.0
+
+    def __call__(self):
+        self.seconds += 10
+        return self.seconds
+
+
+NAMES = ("backprop", "checkpoint", "blockwise", "elastic")
+
+
+@pytest.mark.parametrize(("seconds", "measured"), [(None, 4), (100, 4), (25, 3), (15, 2), (1, 2)])
+def test_strategies_are_left_out_once_time_is_over_and_something_fits(monkeypatch, seconds, measured):
+    """Nothing of the first one fits, so that the second one is always measured."""
+    monkeypatch.setattr(sys.modules["snugfit._planner.search"], "time", SimpleNamespace(monotonic=Clock()))
+    first = made_up(NAMES[0], reasons=["too large"], smallest=200 * MB)
+    others = [made_up(name, [(50 * MB, number, 0)]) for number, name in enumerate(NAMES[1:], start=1)]
+    plan, profile = run(first, *others, profile_seconds=seconds)
+    assert set(profile.floors) == {f"{name}-probe" for name in NAMES[:measured]}
+    late = {each.strategy: each.reasons for each in plan.candidates if not each.considered}
+    assert late == dict.fromkeys(NAMES[measured:], ("not measured: --profile-time was over",))
+    assert plan.choice.strategy == NAMES[1] and {each.strategy for each in plan.candidates} == set(NAMES)
 
 
 def test_a_fresh_process_trains_what_memory_left_by_measuring_has_no_room_for():
