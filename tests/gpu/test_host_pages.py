@@ -4,6 +4,7 @@ import copy
 import gc
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,9 +15,12 @@ from snugfit._chain import Chain
 from snugfit.memory.device import device_at_rest
 from snugfit.memory.host_pages import HostPages, keeps_pages_on_host, multiplications_per_byte
 from snugfit.memory.tensors import LiveBytes
+from snugfit.profiling import unit_stats
 from snugfit.strategies.recomputation import paging
-from snugfit.strategies.recomputation.paging import recomputing_forward
+from snugfit.strategies.recomputation.dynamic_program import paged_bytes
+from snugfit.strategies.recomputation.paging import Paging, recomputing_forward
 from snugfit.strategies.recomputation.schedule import Schedule
+from snugfit.strategies.recomputation.unit_costs import unit_costs
 
 MB = 10**6
 COUNTS = [1, 1000, 5_000_000, 77, 2_000_000]
@@ -105,17 +109,41 @@ def test_copies_are_slower_than_arithmetic(device):
     assert math.log2(found).is_integer() and 1 < found < 1e6
 
 
+def test_what_was_just_written_is_copied_back(device):
+    values = torch.arange(1000, device=device)
+    pages = HostPages()
+    found = pages.read(pages.write(values))
+    assert torch.equal(found, values) and found.data_ptr() != values.data_ptr()
+
+
+def test_a_change_while_values_are_copied_is_an_error(device):
+    values = torch.zeros(1000, device=device)
+    pages = HostPages()
+    pages.write(values.detach())
+    values += 1
+    with pytest.raises(RuntimeError, match="changed in place while it was copied"):
+        pages.finish()
+    pages.write(values)  # it goes on
+    pages.finish()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("device", ["gpu"], indirect=True)
-def test_a_planned_run_pages_within_its_prediction(device, tmp_path):
-    """In the budget of a step that recomputes; with a schedule that pages if that is faster here."""
+def test_a_run_that_pages_stays_within_its_prediction(device, tmp_path):
+    """The schedule that pages everything, whatever else would be faster here."""
     assert keeps_pages_on_host(device)
     small = {"image_size": 64, "max_train": 256, "max_val": 32, "batch_size": 64, "epochs": 1, "seed": 3}
-    context = device_at_rest(device).context_bytes
+    budget = device_at_rest(device).context_bytes + 2000 * MB
     options = {**small, "device": str(device), "strategy": "checkpoint", "activations": "paged"}
-    plan = snugfit.plan("vgg16", "digits", memory=context + 700 * MB, **options)
-    record = plan.run((), out=tmp_path / "run")
-    measured, predicted = record.measured["peak_bytes"], record.predicted["peak_bytes"]
-    assert measured <= predicted <= record.budget["memory_bytes"]
-    if "[" in record.settings["recomputation"]:
-        assert record.measured["device_memory"]["host_bytes"] > 0 and plan.plan.choice.predicted.host_bytes > 0
+    planned = snugfit.plan("vgg16", "digits", memory=budget, **options)
+    chain, choice = planned.assembly.chain, planned.plan.choice
+    last = len(chain.all_units) - 1
+    schedule = Schedule.parse(f"[0-{last}]")
+    moved = paged_bytes(schedule, unit_costs(chain, unit_stats(chain), 64, paging=Paging(1e9, HostPages))) // 64
+    settings = {**choice.settings, "recomputation": str(schedule), "paged_bytes": moved}
+    forced = replace(choice, settings=settings)
+    record = replace(planned, plan=replace(planned.plan, candidates=(forced,), chosen=0)).run((), out=tmp_path / "run")
+    plain = planned.run((), out=tmp_path / "plain")
+    assert record.measured["peak_bytes"] <= record.budget["memory_bytes"]
+    held = record.measured["device_memory"]["host_bytes"] - plain.measured["device_memory"]["host_bytes"]
+    assert 0 < held <= 2 * moved * settings["micro_batch"]

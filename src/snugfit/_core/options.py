@@ -116,7 +116,9 @@ _SIZE_OR_AUTO = Text(f"{AUTO} or {_SIZE.form}", lambda text: text == AUTO or par
 SizeOrAuto = Annotated[str, _SIZE_OR_AUTO]
 """A size, or ``auto``: what the machine has."""
 _DECODING_THREADS = Text(
-    f"{AUTO} or a whole number from 0 to 1,024", lambda text: text == AUTO or (text.isdecimal() and int(text) <= 1024)
+    f"{AUTO} or a whole number from 0 to 1,024",
+    lambda text: text == AUTO or (text.isdecimal() and int(text) <= 1024),
+    lambda value: str(_integer(value, Range(0, 1024))),
 )
 DecodingThreads = Annotated[str, _DECODING_THREADS]
 """A number of threads, 0 for none, or ``auto``: as many as there are cores, within limits."""

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from snugfit import _data as datasets
 from snugfit._chain import taking_one_tensor
 from snugfit._core.functions import is_function
+from snugfit._core.hardware import decoding_threads
 from snugfit._core.option_groups import FROM_PYTHON, DataOptions, Split
-from snugfit._core.options import checked
+from snugfit._core.options import AUTO, checked
 from snugfit._core.record import PRECISIONS
 from snugfit._core.request import Request
 from snugfit._core.workload import TaskName
@@ -174,7 +175,7 @@ def predicted(
     paths = _image_paths(images)
     channels, height, width = architecture.input_shape
     inside = height - 2 * architecture.border, width - 2 * architecture.border
-    decoder = Decoder(inside, channels, crop=rules_of(architecture.task).crops)
+    decoder = Decoder(inside, channels, decoding_threads(AUTO), crop=rules_of(architecture.task).crops)
     transform = Transform(architecture.mean, architecture.std, flip=False)
     batch, broken = images_at_once(folder), list[DataError]()
     try:

@@ -33,12 +33,15 @@ def infeasible_error(plan: Plan) -> InfeasibleBudgetError | InfeasibleTimeError:
 
 
 def _lack(plan: Plan, candidate: Candidate) -> tuple[int, int] | None:
-    """Bytes that a candidate lacks, and the smallest sufficient budget: of memory, or else of storage."""
+    """Bytes that a candidate lacks, and the smallest sufficient budget: of memory, or else of storage or the host."""
     cost, budget = candidate.predicted, plan.budget
     memory = plan.free_bytes if budget.memory_bytes is None else budget.memory_bytes
     if candidate.smallest_bytes is not None and candidate.smallest_bytes > memory:
         smallest = plan.smallest_budget(candidate.smallest_bytes)
         return smallest - (budget.total_memory_bytes or memory), smallest
-    if cost is not None and budget.storage_bytes is not None and cost.storage_bytes > budget.storage_bytes:
-        return cost.storage_bytes - budget.storage_bytes, cost.storage_bytes
+    if cost is None:
+        return None
+    for given, needed in ((budget.storage_bytes, cost.storage_bytes), (budget.host_memory_bytes, cost.host_bytes)):
+        if given is not None and needed > given:
+            return needed - given, needed
     return None

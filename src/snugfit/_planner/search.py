@@ -144,16 +144,18 @@ def search(
     state, aim = _Search.of(question, measuring, runs), question.aim
     first, others = _in_turn(question, considered.strategies)
     proposals, late = state.propose_in_time(first)
+    standby = considered.standby
     not_considered = dict(considered.left_out)
     if others and any(each.feasible and each.fine_tunes for each in proposals.everywhere):
         not_considered |= {each.name: f"not measured, since {first[0].name} fits and is preferred" for each in others}
     elif others:
         proposals, late = state.propose_in_time(others, proposals)
-    not_considered |= {each.name: "not measured: --profile-time was over" for each in late}
-    if considered.standby and _is_settled(proposals.everywhere, aim):
-        not_considered |= {each.name: _last_resort(each.name, aim) for each in considered.standby}
-    elif considered.standby:
-        proposals = state.propose(considered.standby, proposals)
+    if late:
+        not_considered |= {each.name: "not measured: --profile-time was over" for each in (*late, *standby)}
+    elif standby and _is_settled(proposals.everywhere, aim):
+        not_considered |= {each.name: _last_resort(each.name, aim) for each in standby}
+    elif standby:
+        proposals = state.propose(standby, proposals)
     rest = [
         Candidate(name, False, reasons=(reason,), exact=config_of(name).exact, considered=False)
         for name, reason in not_considered.items()

@@ -112,16 +112,21 @@ def plan_text(plan: Plan) -> str:
 
 
 def plan_table(plan: Plan, width: int = PIPE_WIDTH) -> Table:
-    """A row per candidate: whether it fits, what it would cost, and why not; bytes sent where there are any.
+    """A row per candidate: whether it fits, what it would cost, and why not; bytes sent, or on the host, if any are.
 
     In less than 90 columns it has no notes, and bytes sent replace storage.
     """
     narrow = width < NARROW
-    sends = any(candidate.predicted and candidate.predicted.sent_bytes for candidate in plan.candidates)
+    costs = [candidate.predicted for candidate in plan.candidates if candidate.predicted]
+    sends, hosts = any(cost.sent_bytes for cost in costs), any(cost.host_bytes for cost in costs)
     heads = (
         ("peak", "epoch\ntime", "time\nin all") if narrow else ("predicted\npeak", "time per\nepoch", "time\nin all")
     )
-    bytes_heads = [*(["storage"] if not (narrow and sends) else []), *(["sent"] if sends else [])]
+    bytes_heads = [
+        *(["storage"] if not (narrow and sends) else []),
+        *(["sent"] if sends else []),
+        *(["host"] if hosts else []),
+    ]
     columns = [
         Column("strategy", no_wrap=True),
         Column("fits"),
@@ -197,7 +202,7 @@ def print_comparison(trials: Sequence[Trial]) -> None:
 def _cells(candidate: Candidate, *, chosen: bool, sizes: Sequence[str], workload: Workload) -> list[Text | str]:
     cost = candidate.predicted
     timed = cost if candidate.feasible else None
-    amounts = {"storage": cost.storage_bytes, "sent": cost.sent_bytes} if cost else {}
+    amounts = {"storage": cost.storage_bytes, "sent": cost.sent_bytes, "host": cost.host_bytes} if cost else {}
     return [
         Text(("* " if chosen else "  ") + candidate.strategy, "bold green" if chosen else ""),
         Text("yes", "green") if candidate.feasible else Text("no", "red") if candidate.considered else NONE,

@@ -21,7 +21,8 @@ from snugfit.lean.saved_tensors import Layout, needs_gradient
 SMALL_MAP = 16
 """Up to this many output pixels the weight gradient is computed by kernel position; above, oneDNN is as good."""
 COPIED_VALUES = 1 << 14
-"""A weight gradient by kernel position copies as many values at once as the weight has, or so many if that is more."""
+"""A weight gradient by kernel position copies at most as many values at once as the weight has, or this many if the
+weight has fewer, and at least those of one image."""
 EPS = 1e-5
 """Added to the standard deviation of a filter."""
 Pair = tuple[int, ...]

@@ -132,8 +132,11 @@ class CudaMemory:
         torch.cuda.set_per_process_memory_fraction(share, self.device)
 
     def release(self) -> None:
-        """Empty the cache."""
+        """Empty the caches of device memory and, where torch has a name for it, of pinned memory."""
         torch.cuda.empty_cache()
+        empty_host = getattr(torch.accelerator, "empty_host_cache", None)
+        if empty_host is not None:
+            empty_host()
 
     def synchronize(self) -> None:
         """Wait for all streams."""

@@ -34,16 +34,26 @@ class HostPage:
 
 @dataclass(frozen=True, eq=False)
 class _Transfer:
-    """Values (N,) on the device that are being copied to a page, or from it, and the event of their copy."""
+    """Values (N,) on the device that are being copied to a page, or from it, and the event of their copy.
+
+    Attributes:
+        version: of values that are written: how often they had been changed in place. None for values that are read.
+    """
 
     page: HostPage
     values: Tensor
     event: torch.cuda.Event | None
+    version: int | None = None
 
     def wait(self) -> None:
         """Let what the current stream does next begin after the copy."""
         if self.event is not None:
             self.event.wait(torch.cuda.current_stream(self.values.device))
+
+    def check(self) -> None:
+        """Raise RuntimeError if values were changed in place while they were copied."""
+        if self.version is not None and self.values._version != self.version:
+            raise RuntimeError("a saved tensor was changed in place while it was copied to host memory")
 
 
 @dataclass(eq=False)
@@ -57,13 +67,18 @@ class HostPages:
     _transfer: _Transfer | None = None
     _stream: torch.cuda.Stream | None = None
 
+    def begin(self, device: torch.device) -> None:
+        """Free what a pass on the device that failed was copying."""
+        self.finish()
+
     def write(self, values: Tensor) -> HostPage:
         """Begin to copy values (N,) of the device, which stay in its memory until the next ones are written."""
         self.finish()
+        version = values._version
         pinned = values.device.type == "cuda"
         kept = None if values.is_meta else torch.empty_like(values, device="cpu", pin_memory=pinned)
         page = HostPage(len(values), values.dtype, values.device, kept)
-        self._transfer = _Transfer(page, values, self._copy(values, kept))
+        self._transfer = _Transfer(page, values, self._copy(values, kept), version)
         self._pages = [each for each in self._pages if each() is not None]
         self._pages.append(weakref.ref(page))
         return page
@@ -72,7 +87,7 @@ class HostPages:
         """The values of a page, (N,), on the device; begins to copy those of the last page that was not read."""
         transfer = self._transfer
         self.finish()
-        if transfer is None or transfer.page is not page:
+        if transfer is None or transfer.page is not page or transfer.version is not None:
             transfer = self._fetch(page)
             transfer.wait()
         page.is_read = True
@@ -83,9 +98,14 @@ class HostPages:
 
     def finish(self) -> None:
         """Let the device go on only after the copy that began last, so that its values may be freed."""
-        if self._transfer is not None:
+        transfer, self._transfer = self._transfer, None
+        if transfer is not None:
+            transfer.wait()
+            transfer.check()
+
+    def __del__(self) -> None:
+        if self._transfer is not None:  # after an error in mid-step
             self._transfer.wait()
-            self._transfer = None
 
     def _fetch(self, page: HostPage) -> _Transfer:
         values = torch.empty(page.count, dtype=page.dtype, device=page.device)
@@ -116,12 +136,14 @@ def multiplications_per_byte(device: torch.device) -> float:
     found = device_at_rest(device)
     if found is None:
         raise ValueError(f"{device} has no memory of its own")
-    pages, values = HostPages(), torch.empty(_MEASURED_BYTES, dtype=torch.uint8, device=device)
+    values = torch.empty(_MEASURED_BYTES, dtype=torch.uint8, device=device)
+    host = torch.empty_like(values, device="cpu", pin_memory=True)
     images, weight = torch.ones(_MEASURED_SHAPE, device=device), torch.ones(64, 64, 3, 3, device=device)
 
     def copy() -> None:
         for _ in range(_MEASURED_TIMES):
-            pages.read(pages.write(values))
+            host.copy_(values, non_blocking=True)
+            values.copy_(host, non_blocking=True)
 
     def convolve() -> None:
         for _ in range(_MEASURED_TIMES):

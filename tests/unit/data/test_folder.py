@@ -51,7 +51,8 @@ def test_pixels_and_labels_agree(write_folder, extension, workers):
 
 
 @pytest.mark.parametrize(
-    ("cores", "workers", "threads"), [(1, "auto", 2), (4, "auto", 4), (64, "auto", 8), (64, "3", 3)]
+    ("cores", "workers", "threads"),
+    [(1, "auto", 2), (4, "auto", 4), (64, "auto", 8), (64, "3", 3), (1, np.int64(3), 3)],
 )
 def test_as_many_threads_decode_as_there_are_cores(write_folder, monkeypatch, cores, workers, threads):
     monkeypatch.setattr("snugfit._core.hardware.cores", lambda: cores)

@@ -191,7 +191,7 @@ def test_batch_norms_of_few_images_are_worth_no_time(norms, batch_size, taken):
     assert strategy.recomputation == taken
 
 
-@pytest.mark.parametrize(("device", "on_host"), [("cpu", 0), ("cuda:0", 64)])
+@pytest.mark.parametrize(("device", "on_host"), [("cpu", 0), ("cuda:0", 128)])
 def test_what_pages_takes_disk_or_the_memory_of_a_gpus_host(device, on_host):
     lines = {PLAIN: line(10 * MB, MB), "checkpoint:[0-1] 2-3 pages 1000000": line(5 * MB, 0.1 * MB)}
     found, hardware = profile(lines, units="abcd"), replace(HARDWARE, device=device)
@@ -199,10 +199,20 @@ def test_what_pages_takes_disk_or_the_memory_of_a_gpus_host(device, on_host):
     (strategy,) = options.propose(workload(), found, hardware, Budget(available(20 * MB)))
     cost = strategy.estimate(workload(), found, hardware)
     assert (strategy.recomputation, strategy.micro_batch) == ("[0-1] 2-3", 64)
-    assert (cost.host_bytes, cost.storage_bytes) == (on_host * MB, (64 - on_host) * MB)
+    assert (cost.host_bytes, cost.storage_bytes) == (on_host * MB, 0 if on_host else 64 * MB)
     where = "host memory" if on_host else "disk"
     (sentence,) = find_config("checkpoint").explanation(to_data(strategy), "abcd")
     assert sentence.startswith(f"Each step writes up to 64.0 MB of activations to {where} and reads")
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cpu", "storage"), ("cuda:0", "host_memory")])
+def test_where_there_is_no_room_for_pages_a_schedule_without_them_is_proposed_too(device, kind):
+    lines = {"checkpoint:[0-1] 2-3 pages 1000000": line(5 * MB, 0.1 * MB), LEAST: line(5 * MB, 0.2 * MB, seconds=0.1)}
+    found, hardware = profile(lines, units="abcd"), replace(HARDWARE, device=device)
+    for room, proposed in ((200 * MB, ["[0-1] 2-3"]), (10 * MB, ["[0-1] 2-3", "(0-1) 2-3"])):
+        budget = Budget(available(20 * MB), **{kind: room})
+        strategies = Checkpoint(paging_folder="runs").propose(workload(), found, hardware, budget)
+        assert [each.recomputation for each in strategies] == proposed
 
 
 @pytest.mark.parametrize("unified", [False, True])

@@ -51,7 +51,7 @@ class Candidate:
         gradient_bytes: gradients of all weights, if they are in memory only while micro-batches hold them.
         sample_bytes: peak of feature maps and of gradients while they are applied, at the smallest trainable batch.
         batch_bytes: the same at the effective batch.
-        paged_bytes: of an image on disk.
+        paged_bytes: of an image, on disk or in the memory of a GPU's host.
     """
 
     schedule: AnySchedule

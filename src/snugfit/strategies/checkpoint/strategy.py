@@ -107,23 +107,37 @@ class Checkpoint(MicroBatching):
         return Paging(disk_speed(folder), make)
 
     def propose(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Iterator[Checkpoint]:
-        """The fastest measured schedule, at the largest batch or micro-batch that fits."""
+        """The fastest measured schedule, at the largest batch or micro-batch that fits.
+
+        If it pages more than the budget has room for, the fastest one that pages nothing follows.
+        """
         probes = schedule_probes(profile.floors)
         norms = any(unit.tracks for unit in profile.units)
-        found = fastest_schedule(probes, workload, profile, budget, accumulate=self.accumulate, norms=norms)
-        if found is not None:
+        on_host = has_own_memory(hardware.device)
+        room = budget.host_memory_bytes if on_host else budget.storage_bytes
+        resident = [probe for probe in probes if not schedule_of_probe(probe, len(profile.units))[1]]
+        for offered in (probes, resident):
+            found = fastest_schedule(offered, workload, profile, budget, accumulate=self.accumulate, norms=norms)
+            if found is None:
+                return
             probe, micro = found
             schedule, paged = schedule_of_probe(probe, len(profile.units))
-            folder = "" if has_own_memory(hardware.device) else self.paging_folder
-            settings = asdict(micro)
-            yield replace(self, recomputation=str(schedule), paged_bytes=paged, paging_folder=folder, **settings)
+            proposal = replace(self, recomputation=str(schedule), paged_bytes=paged, **asdict(micro))
+            yield replace(proposal, paging_folder="") if on_host else proposal
+            if room is None or proposal.paged_at_once(on_host=on_host) <= room:
+                return
+
+    def paged_at_once(self, *, on_host: bool) -> int:
+        """Most bytes that are paged; in host memory twice as many, since pinned blocks have powers of two as sizes."""
+        return self.paged_bytes * self.micro_batch * (2 if on_host else 1)
 
     def estimate(self, workload: Workload, profile: Profile, hardware: Hardware) -> Cost:
         """Cost from the measured line of its schedule."""
         probe = probe_name(parse_schedule(self.recomputation), self.paged_bytes)
         cost = network_cost(profile, probe, workload, self)
-        size = self.paged_bytes * self.micro_batch
-        if has_own_memory(hardware.device):
+        on_host = has_own_memory(hardware.device)
+        size = self.paged_at_once(on_host=on_host)
+        if on_host:
             return replace(cost, host_bytes=size)
         phases = tuple(replace(phase, storage_bytes=size) for phase in cost.phases)
         return replace(cost, storage_bytes=size, phases=phases)

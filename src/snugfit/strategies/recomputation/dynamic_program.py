@@ -44,8 +44,8 @@ class UnitCost:
         discarding_peak: peak of a forward pass that saves nothing, with the output.
         saving_peak: peak of a forward pass that saves all.
         backward_peak: peak of the backward pass, with the saved tensors and both gradients.
-        paged_bytes: of what it saves that can go to disk, its input included.
-        paged_kept_bytes, paged_saving_peak, paged_backward_peak: the same as without ``paged``, if these are on disk;
+        paged_bytes: of what it saves that can be paged, its input included.
+        paged_kept_bytes, paged_saving_peak, paged_backward_peak: the same as without ``paged``, if these are paged;
             the kept bytes without the output.
         paging_speed: bytes per second that are written, or read.
     """
@@ -65,13 +65,13 @@ class UnitCost:
 
     @property
     def paged_seconds(self) -> float:
-        """Seconds of both passes if what it saves goes to disk, which is written and read while the unit runs."""
+        """Seconds of both passes if what it saves is paged, which is written and read while the unit runs."""
         moved = self.paged_bytes / self.paging_speed
         return max(self.forward_seconds, moved) + max(self.backward_seconds, moved)
 
     @property
     def output_paging_seconds(self) -> float:
-        """Seconds to write its output to disk and to read it."""
+        """Seconds to page its output and to read it."""
         return 2 * self.output_bytes / self.paging_speed
 
 

@@ -29,6 +29,9 @@ SMALLEST_BYTES = 1 << 16
 class Pages(Protocol):
     """Where saved values are between the forward and the backward pass: on disk, or a GPU's in host memory."""
 
+    def begin(self, device: torch.device) -> None:
+        """A forward pass on a device begins; nothing is left of one that failed."""
+
     def write(self, values: Tensor) -> Any:
         """Begin to move values (N,) there; returns their page."""
 
@@ -76,7 +79,7 @@ class DiskPages:
         """Begin to read the last pages."""
         self.file.read_ahead()
 
-    def count_blocks(self, device: torch.device) -> None:
+    def begin(self, device: torch.device) -> None:
         """Count the memory of the page file in a step on the meta device, which has no file."""
         if device.type == "meta" and self._blocks is None:
             self._blocks = torch.empty(BLOCKS * BLOCK_BYTES, dtype=torch.uint8, device=device)
@@ -125,8 +128,7 @@ def recomputing_forward(modules: Sequence[nn.Module], schedule: AnySchedule, pag
         return values
 
     def run_paged(pager: Pager, values: Tensor) -> Tensor:
-        if isinstance(pages, DiskPages):
-            pages.count_blocks(values.device)
+        pager.pages.begin(values.device)
         with pager.paging(values):
             values = run(paged, values)
         return run(resident, values)
@@ -181,9 +183,11 @@ class Pager:
         self._resident = {storage_id(each) for each in (inputs, *tensors) if each is not None}
         self._shapes = {each.shape for each in tensors if each.dim() > 1}
         del inputs, tensors
-        with saved_tensors_hooks(self._pack, self._unpack):
-            yield
-        self.pages.finish()
+        try:
+            with saved_tensors_hooks(self._pack, self._unpack):
+                yield
+        finally:
+            self.pages.finish()
 
     def _stays(self, tensor: Tensor) -> bool:
         """Whether a saved tensor, of any shape, stays: a weight, also lowered by autocast, and what is small."""
