@@ -105,7 +105,7 @@ class DataOptions(Checked):
     classes: Annotated[Count | None, Common("N", "number of classes, with --input-shape", ("profile",))] = None
     max_train: Count | None = None
     max_val: Count | None = None
-    workers: DecodingThreads = "auto"
+    workers: DecodingThreads | int = "auto"
 
     @property
     def name(self) -> str:
