@@ -19,6 +19,9 @@ from snugfit._quantities import format_bytes, format_seconds
 CLOSE_RATIO = 1.05
 """Predictions that differ by less than this factor count as equal."""
 
+TOO_LATE = "not measured: --profile-time was over"
+"""The reason of a strategy that was left out because measuring had taken as long as it may."""
+
 PLACEHOLDER = "DATA"
 """What stands for the user's data in a command, if the plan was made without."""
 
@@ -64,6 +67,8 @@ def _chosen(plan: Plan, choice: Candidate, cost: Cost) -> str:
     if not others:
         asked = {each.strategy for each in plan.candidates if each.considered}
         reason = "it was asked for" if len(asked) == 1 else "nothing else fits the budget"
+        if any(TOO_LATE in each.reasons for each in plan.candidates):
+            reason = "nothing else that was measured in --profile-time fits the budget"
         return f"{choice.strategy} is chosen: {reason}."
     second, start = others[0], f"{choice.strategy} is chosen for {_AIMS[plan.aim]}"
     few = () if choice.normalises_few else [each for each in others if each.normalises_few]

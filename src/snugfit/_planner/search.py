@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from snugfit._chain import Chain
 from snugfit._core.budget import Aim, Budget
-from snugfit._core.explanation import explanation_of
+from snugfit._core.explanation import TOO_LATE, explanation_of
 from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Candidate, Correction, Plan, ranked
 from snugfit._core.profile import Profile
@@ -151,7 +151,7 @@ def search(
     elif others:
         proposals, late = state.propose_in_time(others, proposals)
     if late:
-        not_considered |= {each.name: "not measured: --profile-time was over" for each in (*late, *standby)}
+        not_considered |= {each.name: TOO_LATE for each in (*late, *standby)}
     elif standby and _is_settled(proposals.everywhere, aim):
         not_considered |= {each.name: _last_resort(each.name, aim) for each in standby}
     elif standby:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from snugfit._core.budget import Budget
-from snugfit._core.explanation import explanation_of
+from snugfit._core.explanation import TOO_LATE, explanation_of
 from snugfit._core.hardware import Hardware
 from snugfit._core.option_groups import SYNTHETIC
 from snugfit._core.plan import Candidate, Cost, Phase, Plan, ranked
@@ -34,6 +34,13 @@ def test_the_choice_its_aim_and_the_next_best():
     )
     assert "not those of the network's own loss" in gradients
     assert others == ["--aim accuracy would choose backprop: 90.0 MB, 30.0s, with exact gradients."]
+
+
+def test_a_choice_of_what_there_was_time_for_is_not_called_asked_for():
+    late = Candidate("blockwise", False, reasons=(TOO_LATE,), considered=False)
+    assert said(PLAIN, late)[0] == (
+        "backprop is chosen: nothing else that was measured in --profile-time fits the budget."
+    )
 
 
 def test_fine_tuning_on_few_images_is_named():
