@@ -195,8 +195,7 @@ class Pager:
         return is_weight or tensor.nbytes < SMALLEST_BYTES
 
     def _pack(self, tensor: Tensor) -> Tensor | PagedTensor:
-        values = memory_order(tensor.detach())
-        if values is None or self._stays(tensor):
+        if self._stays(tensor) or (values := memory_order(tensor.detach())) is None:
             return tensor
         key = (storage_id(tensor), tensor.storage_offset(), tensor._version, *Layout.of(tensor))
         kept = self._paged.get(key)
