@@ -50,7 +50,7 @@ def _runs(cells: list[Cell]) -> str:
 
 def _row(cell: Cell) -> list[str]:
     settings = cell["settings"]
-    names = [settings.get(key) for key in ("strategy", "precision", "local_loss", "time_ratio", "data")]
+    names = [settings.get(key) for key in ("strategy", "activations", "precision", "local_loss", "time_ratio", "data")]
     row = [settings["model"], cell.get("way") or " ".join(str(each) for each in names if each)]
     row.append(str(cell.get("above_mb") or "-"))
     if "way" in cell:
