@@ -1,7 +1,9 @@
 """SGD and AdamW of one parameter by torch's fused kernels, called without an object of ``torch.optim``.
 
-The first such object imports dynamo, inductor and sympy, 68 MiB that no step needs. The kernels allocate nothing;
-torch's own loops allocate one (SGD) or two (AdamW) temporaries of the parameter's size in every step.
+The first such object imports dynamo, inductor and sympy, 68 MiB that no step needs. The kernels allocate nothing for
+contiguous tensors. They copy a gradient in channels_last, so they get views in memory order: for 512x512x3x3 values,
+that saves 9.4 MB and three quarters of the time. Torch's own loops allocate one (SGD) or two (AdamW) temporaries of the
+parameter's size in every step.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from snugfit.lean.saved_tensors import memory_order
 
 _BETAS, _EPS = (0.9, 0.999), 1e-8
 """AdamW's, torch's defaults."""
@@ -78,9 +82,9 @@ class FusedSGD:
             self.state["momentum_buffer"] = torch.empty_like(parameter, requires_grad=False)
         if not parameter.is_meta:
             torch._fused_sgd_(
-                [parameter],
-                [gradient],
-                [self.state[name] for name in self.names],
+                [_contiguous(parameter)],
+                [_contiguous(gradient)],
+                [_contiguous(self.state[name]) for name in self.names],
                 weight_decay=self.weight_decay,
                 momentum=self.momentum,
                 lr=self.lr,
@@ -110,10 +114,10 @@ class FusedAdamW:
         state["step"] += 1
         if not parameter.is_meta:
             torch._fused_adamw_(
-                [parameter],
-                [gradient],
-                [state["exp_avg"]],
-                [state["exp_avg_sq"]],
+                [_contiguous(parameter)],
+                [_contiguous(gradient)],
+                [_contiguous(state["exp_avg"])],
+                [_contiguous(state["exp_avg_sq"])],
                 [],
                 [state["step"]],
                 lr=self.lr,
@@ -124,6 +128,12 @@ class FusedAdamW:
                 amsgrad=False,
                 maximize=False,
             )
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    """The tensor, of any shape, or a view (N,) of it in memory order, which elementwise steps may take in its place."""
+    values = None if tensor.is_contiguous() else memory_order(tensor)
+    return tensor if values is None else values
 
 
 def fit_gradient(parameter: Tensor) -> Tensor:

@@ -45,6 +45,18 @@ def test_steps_and_state_equal_torchs_bit_for_bit(name, dtype, shape):
     assert all(torch.equal(rule.state[key], state[key]) for key in state)
 
 
+@each_rule
+def test_a_step_copies_no_gradient_in_channels_last(name):
+    parameter = nn.Parameter(torch.ones(64, 64, 3, 3).contiguous(memory_format=torch.channels_last))
+    rule = RULES[name][0]()
+    parameter.grad = torch.ones_like(parameter)
+    rule.step(parameter)
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        rule.step(parameter)
+    allocated = sum(max(event.self_cpu_memory_usage, 0) for event in profiler.events())
+    assert allocated < parameter.nbytes / 4
+
+
 @pytest.mark.parametrize(("name", "count"), [("sgd", 0), ("momentum", 1), ("adamw", 2)])
 def test_on_the_meta_device_a_step_makes_the_state(name, count):
     parameter = nn.Parameter(torch.empty(4, 3, device="meta"))
