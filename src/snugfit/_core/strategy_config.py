@@ -35,6 +35,7 @@ class StrategyConfig:
         exact: whether its gradients equal those of plain backpropagation.
         expected_loss: expected loss of accuracy, as an ordinal number; 0 is none.
         accuracy: sentence of a plan's explanation about the accuracy to expect, for strategies that are not exact.
+        rounds_state: whether its optimizer state is large enough to be stored in 8 bits where nothing else fits.
         rounds_weights: whether it can keep trained weights in bfloat16 (``--weight-dtype``).
         scales_loss: whether it can scale its loss for gradients in float16 (``--precision float16``).
         whole_loss: whether it trains all layers together by the network's own loss, with the options of such training
@@ -69,6 +70,7 @@ class StrategyConfig:
     accuracy: ClassVar[str] = (
         "Its gradients are not those of the network's own loss, so accuracy may differ from backpropagation's."
     )
+    rounds_state: ClassVar[bool] = False
     rounds_weights: ClassVar[bool] = False
     scales_loss: ClassVar[bool] = False
     whole_loss: ClassVar[bool] = False

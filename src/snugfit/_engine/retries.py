@@ -36,8 +36,9 @@ def retry_requests(planned: Planned) -> list[Request]:
 
     If nothing fits, for each considered strategy: the strategy alone, unless the request already names it; then each of
     its leaner settings, for options that the user left open. Then exact strategies with optimizer state in 8 bits, if
-    there is state and the user left its type open. The others train few weights at a time, so that their state is
-    small. At last those of them that can keep weights in bfloat16, with both, if the user left that type open, too.
+    there is state and the user left its type open; those of them that can keep weights in bfloat16, with both, if the
+    user left that type open, too; and at last local losses with state in 8 bits. The others train so few weights that
+    their state is small.
     """
     return [each for each in _retries(planned) if find_config(each.strategy.strategy).contradiction(each) is None]
 
@@ -53,14 +54,16 @@ def _retries(planned: Planned) -> list[Request]:
     short = [each.strategy for each in planned.plan.candidates if each.considered and each.smallest_bytes is not None]
     named = [request.with_strategy(name) for name in dict.fromkeys(short)]
     least = [_with_least_state(each) for each in named if _is_open(each)]
+    exact = [each for each in least if find_config(each.strategy.strategy).exact]
+    local = [one for each in least if each not in exact for one in (each, *_leaner(each))]
     rounded = [
         replace(each, training=replace(each.training, weight_dtype="bfloat16"))
-        for each in least
+        for each in exact
         if _rounds_weights(each)
     ]
     retries = [each for alone in named for each in (alone, *_leaner(alone)) if each != request]
-    small = [each for each in least if each not in named]
-    return [*retries, *small, *rounded]
+    small, smaller = ([each for each in those if each not in (*named, *retries)] for those in (exact, local))
+    return [*retries, *small, *rounded, *smaller]
 
 
 def _exact_alone(planned: Planned) -> list[Request]:
@@ -97,8 +100,8 @@ def _with_whole_batches(request: Request) -> Iterator[Request]:
 
 
 def _is_open(request: Request) -> bool:
-    """Whether the planner may choose the type of an exact strategy's optimizer state."""
-    if not find_config(request.strategy.strategy).exact:
+    """Whether the planner may choose the type of the optimizer state of a strategy for which that matters."""
+    if not find_config(request.strategy.strategy).rounds_state:
         return False
     return request.training.optimizer_state is None and not optimizer_of(request).averages
 

@@ -41,8 +41,8 @@ class KernelAllowance(TorchDispatchMode):
 
     A kernel reserves 0.25-1.5 MB of address space, of which some 20 kB are touched, and RLIMIT_DATA counts all of it.
     When a kernel is refused, oneDNN ends the process by a segmentation fault, or makes no further kernel on that thread
-    for the rest of its life. So an operator that may generate kernels gets extra space for them, after a check that its
-    outputs fit what the budget has left; all other operators run under the exact limit.
+    for the rest of its life. So an operator that may generate kernels runs only if the budget has room for these beside
+    its outputs, and the limit no longer counts what earlier kernels have reserved and not touched.
     """
 
     def __init__(self, limit: AddressSpace) -> None:
@@ -53,7 +53,7 @@ class KernelAllowance(TorchDispatchMode):
         if func.overloadpacket not in _GENERATING or _on_meta(args):
             return func(*args, **(kwargs or {}))
         self._require(func, args, kwargs or {})
-        self.limit.refresh(KERNEL_BYTES)
+        self.limit.refresh()
         try:
             return func(*args, **(kwargs or {}))
         finally:
@@ -63,7 +63,7 @@ class KernelAllowance(TorchDispatchMode):
         key = (func, tuple(map(_shape, tree_iter((args, kwargs)))))
         if key not in _OUTPUTS:
             _OUTPUTS[key] = _output_bytes(func, args, kwargs)
-        needed = _OUTPUTS[key]
+        needed = _OUTPUTS[key] + KERNEL_BYTES
         left = self.limit.left_bytes
         if needed > left:
             raise MemoryError(f"out of memory: {func} needs {format_bytes(needed)}, and {format_bytes(left)} are left")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 
 import torch
@@ -99,7 +99,7 @@ class MemoryLimit:
 
     @property
     def kernel_bytes(self) -> int:
-        """Bytes that :meth:`allow_kernels` reserves."""
+        """Bytes that operators must have left inside of :meth:`allow_kernels`, beside their outputs."""
         return KERNEL_BYTES if self._generates_kernels else 0
 
     @property
@@ -157,14 +157,8 @@ class MemoryLimit:
 
     @contextmanager
     def allow_kernels(self) -> Iterator[None]:
-        """Context for work on shapes that are new to the process: see :class:`KernelAllowance`.
-
-        Space for kernels is reserved from everything else, so that the budget holds even if it is touched.
-        """
-        if not self._generates_kernels:
-            yield
-            return
-        with self.reserve(KERNEL_BYTES), KernelAllowance(self):
+        """Context for work on shapes that are new to the process: see :class:`KernelAllowance`."""
+        with KernelAllowance(self) if self._generates_kernels else nullcontext():
             yield
 
     def __exit__(

@@ -96,13 +96,15 @@ def retries(*short, **options):
     ]
 
 
-def test_every_strategy_is_planned_alone_then_leaner_and_at_last_exact_ones_with_small_state_and_weights():
+def test_every_strategy_is_planned_alone_then_leaner_then_with_small_state_and_weights_and_exact_ones_first():
     blocks = [("blockwise", "auto"), ("blockwise", "lls-mxm")]
     everything = [("backprop", "auto"), *blocks]
     found = [(*each, None, None) for each in everything]
     small = [("backprop", "auto", "int8", None), ("tiled", "auto", "int8", None)]
     rounded = [("backprop", "auto", "int8", "bfloat16")]
-    assert retries("backprop", "blockwise") == [*found, small[0], *rounded]
+    local = [(*each, "int8", None) for each in blocks]
+    assert retries("backprop", "blockwise") == [*found, small[0], *rounded, *local]
+    assert retries("blockwise", optimizer_state="float32") == [(*each, "float32", None) for each in blocks]
     assert retries("backprop", "tiled")[-3:] == [*small, *rounded], "tiled keeps its weights in float32"
 
 

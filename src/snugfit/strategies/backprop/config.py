@@ -22,6 +22,7 @@ class Config(StrategyConfig):
     options = BatchNormOptions
     order = 10
     exact = True
+    rounds_state = True
     trains_fresh = True
     expected_loss = 0
     activations = ("int8", "int4")

@@ -40,6 +40,8 @@ class UnitNeeds:
         measured_batch: largest batch that was measured.
         measured: batch sizes whose kernels are in memory already, because they were measured in this process.
         partial_bytes: additional workspace of larger batches.
+        unreserved_bytes: what the kernels of its first step need less beyond its step than those of others, because
+            that step begins without optimizer state.
         line: its measured line, whose points bound its step at smaller batches; None if unknown.
     """
 
@@ -57,6 +59,7 @@ class UnitNeeds:
     measured_batch: int = 0
     partial_bytes: int = 0
     measured: tuple[int, ...] = ()
+    unreserved_bytes: float = 0.0
     line: ProbeLine | None = None
 
     def new_kernel_bytes(self, batch: int | None) -> float:
@@ -136,7 +139,8 @@ class Residency:
 
     def fits(self, block: Block) -> bool:
         """Whether a block stays within the budget."""
-        return self.bytes_of(block) <= self.headroom_bytes
+        unreserved = min(self.needs[index].unreserved_bytes for index in block.units)
+        return self.bytes_of(block) <= self.headroom_bytes + unreserved
 
     def largest_batches(self, limit: int) -> list[int]:
         """Largest batch of each unit within the budget, at most ``limit`` (Algorithm 1, lines 2-5)."""
@@ -145,7 +149,8 @@ class Residency:
         for index, need in enumerate(self.needs):
             left = self.leftover_bytes(index, index) - need.shape_bytes
             others = all_kept - need.kept_bytes if self.all_units else 0
-            batches.append(need.largest_batch(self.headroom_bytes - left - others, limit))
+            free = self.headroom_bytes + need.unreserved_bytes - left - others
+            batches.append(need.largest_batch(free, limit))
         return batches
 
     def trains(self, block: Block) -> bool:

@@ -164,6 +164,7 @@ class Config(StrategyConfig):
     options = BlockwiseOptions
     trains_fresh = True
     order = 30
+    rounds_state = True
     rebuild = "snugfit.strategies.blockwise.strategy:rebuild_exit"
 
     def check_names(self, request: BaseRequest) -> None:

@@ -56,7 +56,15 @@ from snugfit.strategies.blockwise.modules import (
 )
 from snugfit.strategies.blockwise.partition import Block
 from snugfit.strategies.blockwise.probes import PROBE_PREFIX, module_costs, module_probe, module_probe_name, unit_probes
-from snugfit.strategies.memory_estimates import smallest_budget, step_headroom, with_safety
+from snugfit.strategies.memory_estimates import (
+    PASS_SHARE,
+    RESERVED_BYTES,
+    full_safety,
+    reserved_bytes,
+    smallest_budget,
+    step_headroom,
+    with_safety,
+)
 from snugfit.strategies.recomputation.dynamic_program import UnitCost
 from snugfit.strategies.recomputation.unit_costs import unit_costs
 
@@ -234,6 +242,7 @@ class Blockwise(BlockwiseSettings):
             measured_batch=line.measured_batch if line else 0,
             measured=tuple(point.batch for point in line.points) if line and not line.elsewhere else (),
             partial_bytes=line.partial_bytes if line else 0,
+            unreserved_bytes=_unreserved_bytes(workload, profile, module, new),
             line=line,
         )
 
@@ -371,6 +380,19 @@ def _priced_batch(workload: Workload) -> int:
     return max(2, _wanted_batch(workload))
 
 
+def _unreserved_bytes(workload: Workload, profile: Profile, module: Module, shape_bytes: float) -> float:
+    """What may be used of the reserve for kernels, whose size the state of the module's optimizer then leaves.
+
+    The state is made from the last layer to the first, while gradients are applied. Where units run again, the peak may
+    come when most of it is there.
+    """
+    first, last, schedule = module
+    trained = 0 if schedule else sum(stats.trained for stats in profile.units[first : last + 1])
+    state = 4 * trained * workload.optimizer.state_per_parameter
+    needed = reserved_bytes(state, PASS_SHARE * shape_bytes)
+    return max(RESERVED_BYTES - needed, 0.0) / (1 + full_safety().share)
+
+
 def _fitting_modules(profile: Profile, workload: Workload, budget: Budget, batch: int) -> dict[Module, float]:
     """Seconds per image at the batch size wanted, of the measured modules that fit at another batch size."""
     numbers = {stats.name: number for number, stats in enumerate(profile.units)}
@@ -379,7 +401,7 @@ def _fitting_modules(profile: Profile, workload: Workload, budget: Budget, batch
     return {
         module: line.seconds_at(wanted) / wanted
         for module, line in measured.items()
-        if line.bytes_at(batch) <= headroom
+        if line.bytes_at(batch) <= headroom + _unreserved_bytes(workload, profile, module, line.shape_bytes)
     }
 
 

@@ -20,6 +20,7 @@ class Config(StrategyConfig):
     options = AccumulationOptions
     order = 20
     exact = True
+    rounds_state = True
     trains_fresh = True
     expected_loss = 0
     activations = ("paged",)

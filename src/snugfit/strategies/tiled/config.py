@@ -125,6 +125,7 @@ class Config(StrategyConfig):
     worker = "snugfit.strategies.tiled.runner:serve_task"
     order = 60
     exact = True
+    rounds_state = True
     expected_loss = 0
     no_averaging = "because averaged weights would need whole feature maps"
     last_resort = "on one device tiles save memory and no time"
