@@ -1,43 +1,36 @@
 """Convolutions that keep only what the requested gradients need.
 
 Torch's own keeps input and weight whatever is frozen, so freezing saves no memory. Where everything is trained there is
-nothing to save, and :class:`LeanConv2d` equals torch's own except for the weight gradient on small feature maps.
+nothing to save, and :class:`LeanConv2d` equals torch's own except on small feature maps.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from snugfit.lean.by_position import (
+    Geometry,
+    Pair,
+    convolve,
+    has_small_output,
+    input_gradient,
+    is_faster,
+    output_size,
+    weight_gradient,
+)
 from snugfit.lean.saved_tensors import Layout, needs_gradient
 
-SMALL_MAP = 16
-"""Up to this many output pixels the weight gradient is computed by kernel position; above, oneDNN is as good."""
-COPIED_VALUES = 1 << 14
-"""A weight gradient by kernel position copies at most as many values at once as the weight has, or this many if the
-weight has fewer, and at least those of one image."""
 EPS = 1e-5
 """Added to the standard deviation of a filter."""
-Pair = tuple[int, ...]
-"""Rows and columns, as torch types them."""
 Frame = tuple[int, ...]
 """Pixels added left, right, above and below."""
-
-
-class Geometry(NamedTuple):
-    """How a convolution's kernel moves over the feature map."""
-
-    stride: Pair
-    padding: Pair
-    dilation: Pair
-    groups: int
 
 
 class _LeanConvolution(torch.autograd.Function):
@@ -45,7 +38,8 @@ class _LeanConvolution(torch.autograd.Function):
 
     ``dtype`` is the type of the input, if the weight has another: the low precision of autocast, or float32 for a
     weight in bfloat16. The weight is converted again in the backward pass: copies of all weights would live from one
-    pass to the other. Unless ``computes``, the output is a placeholder without memory.
+    pass to the other. Unless ``computes``, the output is a placeholder without memory. With ``by_position`` the
+    weight's gradient is computed by kernel position, and where that is faster, the output and the input's gradient.
     """
 
     @staticmethod
@@ -63,9 +57,12 @@ class _LeanConvolution(torch.autograd.Function):
         ctx.save_for_backward(inputs if to_weight else None, weight if to_inputs else None)
         ctx.layouts, ctx.geometry = (Layout.of(inputs), Layout.of(weight)), geometry
         ctx.by_position, ctx.dtype = by_position, dtype
+        ctx.is_faster = by_position and is_faster(inputs, weight, geometry)
         if not computes:
             size = output_size(inputs.shape[2:], weight.shape[2:], geometry)
             return inputs.new_empty(1, dtype=dtype).expand(len(inputs), len(weight), *size)
+        if ctx.is_faster:
+            return convolve(inputs, weight, bias, geometry)
         if dtype is None:
             return F.conv2d(inputs, weight, bias, *geometry)
         with no_autocast(inputs, dtype):
@@ -76,8 +73,11 @@ class _LeanConvolution(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         to_inputs, to_weight, to_bias = ctx.needs_input_grad[:3]
-        mask = [to_inputs, to_weight and not ctx.by_position, to_bias and to_weight and not ctx.by_position]
+        by_onednn = to_weight and not ctx.by_position
+        mask = [to_inputs and not ctx.is_faster, by_onednn, to_bias and by_onednn]
         found: list[Tensor | None] = [None, None, None]
+        if to_inputs and ctx.is_faster:
+            found[0] = input_gradient(gradient, weight, ctx.layouts[0].size[2:], ctx.geometry)
         for part in _separated(mask) if ctx.layouts[1].dtype == torch.bfloat16 else [mask]:
             if any(part):
                 needed = weight if part[0] else None
@@ -85,10 +85,8 @@ class _LeanConvolution(torch.autograd.Function):
                 gradients = convolution_gradients(gradient, *given, ctx.geometry, part)
                 found = [old if new is None else new for old, new in zip(found, gradients, strict=True)]
                 del given, gradients
-        if ctx.by_position:
-            stride, padding, dilation, _ = ctx.geometry
-            kernel = tuple(ctx.layouts[1].size[2:])
-            found[1] = conv_weight_gradient(gradient, inputs, kernel, stride, padding, dilation)
+        if to_weight and ctx.by_position:
+            found[1] = weight_gradient(gradient, inputs, tuple(ctx.layouts[1].size[2:]), ctx.geometry)
         if to_bias and not mask[2]:  # oneDNN would compute the weight's gradient on the way
             found[2] = gradient.sum((0, 2, 3))
         return (*found, None, None, None, None)
@@ -157,45 +155,6 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.stride() in ((sample, plane, width, 1), (sample, 1, width * channels, channels))
 
 
-def conv_weight_gradient(
-    gradient: Tensor, inputs: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
-) -> Tensor:
-    """The gradient of a weight, (K, C, kh, kw) in channels_last, one matrix product per kernel position.
-
-    For a convolution of (B, C, H, W) to (B, K, H', W') with zero padding and one group. On feature maps of a few pixels
-    oneDNN takes a multiple of the time, and a workspace of four to eight times the weights. Here nothing is computed
-    for padding (more than half of the work on 2x2 pixels), and no patches are unfolded.
-    """
-    channels, filters = inputs.shape[1], gradient.shape[1]
-    outputs, pixels = gradient.permute(0, 2, 3, 1), inputs.permute(0, 2, 3, 1)
-    total = gradient.new_zeros(filters, *kernel, channels)
-    copied = outputs[0].numel() + pixels[0].numel()
-    images = max(1, max(total.numel(), COPIED_VALUES) // copied)  # a tap copies the pixels that it touches
-    taps = [
-        [_touched(tap, *sizes) for tap in range(taps)]
-        for taps, sizes in zip(
-            kernel, zip(inputs.shape[2:], gradient.shape[2:], stride, padding, dilation, strict=True), strict=True
-        )
-    ]
-    for start in range(0, len(inputs), images):
-        rows, columns = outputs[start : start + images], pixels[start : start + images]
-        for i, (out_y, in_y) in enumerate(taps[0]):
-            for j, (out_x, in_x) in enumerate(taps[1]):
-                left = rows[:, out_y, out_x].reshape(-1, filters)
-                total[:, i, j].addmm_(left.t(), columns[:, in_y, in_x].reshape(-1, channels))
-    return total.permute(0, 3, 1, 2)
-
-
-def _touched(tap: int, size: int, outputs: int, stride: int, padding: int, dilation: int) -> tuple[slice, slice]:
-    """Along one axis, the outputs for which a tap lies inside the image, and the inputs that it then reads."""
-    offset = tap * dilation - padding
-    first = max(0, -(offset // stride))
-    last = min(outputs, (size - 1 - offset) // stride + 1)
-    if last <= first:
-        return slice(0, 0), slice(0, 0)
-    return slice(first, last), slice(first * stride + offset, (last - 1) * stride + offset + 1, stride)
-
-
 class _Padded(torch.autograd.Function):
     """Padding that keeps no feature map (B, C, H, W), of which the gradient needs the shape alone."""
 
@@ -235,15 +194,26 @@ class LeanConv2d(nn.Conv2d):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         dtype = autocast_dtype(input)
-        by_position = weight.requires_grad and dtype is None and self._is_small(input)
+        by_position = dtype is None and self._is_small(input)
         converts = dtype is None and weight.dtype == torch.bfloat16 != input.dtype
+        fits = converts or weight.dtype == input.dtype
+        fast = by_position and fits and is_faster(input, weight, self._geometry)
         dtype = input.dtype if converts else dtype
-        if not needs_gradient(input, weight, bias) or not (by_position or converts or _is_lean(input, weight, dtype)):
-            stock: Tensor = super()._conv_forward(input, weight.to(input.dtype) if converts else weight, bias)
-            return stock
-        images, geometry = self._prepared(input, dtype)
-        output: Tensor = _LeanConvolution.apply(images, weight, bias, geometry, by_position, dtype, True)
-        return output.squeeze(0) if input.dim() == 3 else output
+        lean = fast or converts or (by_position and weight.requires_grad) or _is_lean(input, weight, dtype)
+        if lean and needs_gradient(input, weight, bias):
+            images, geometry = self._prepared(input, dtype)
+            output: Tensor = _LeanConvolution.apply(images, weight, bias, geometry, by_position, dtype, True)
+            return output.squeeze(0) if input.dim() == 3 else output
+        if fast:
+            return convolve(input, weight, bias, self._geometry)
+        stock: Tensor = super()._conv_forward(input, weight.to(input.dtype) if converts else weight, bias)
+        return stock
+
+    @property
+    def _geometry(self) -> Geometry:
+        """Of a convolution with numeric zero padding."""
+        assert not isinstance(self.padding, str)
+        return Geometry(self.stride, self.padding, self.dilation, self.groups)
 
     def _prepared(self, input: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Geometry]:
         """The input as (B, C, H, W), padded and in the precision of autocast, and the geometry that remains."""
@@ -271,15 +241,7 @@ class LeanConv2d(nn.Conv2d):
         """Whether to compute the weight gradient by kernel position, for inputs (B, C, H, W)."""
         if self.padding_mode != "zeros" or isinstance(self.padding, str) or inputs.dim() != 4:
             return False
-        geometry = Geometry(self.stride, self.padding, self.dilation, self.groups)
-        return _has_small_output(inputs, self.kernel_size, geometry)
-
-
-def _has_small_output(inputs: Tensor, kernel: Pair, geometry: Geometry) -> bool:
-    """Whether inputs (B, C, H, W) on a processor give outputs of at most :data:`SMALL_MAP` pixels, in one group."""
-    if geometry.groups > 1 or inputs.device.type == "cuda":
-        return False
-    return math.prod(output_size(inputs.shape[2:], kernel, geometry)) <= SMALL_MAP
+        return has_small_output(inputs, self.kernel_size, self._geometry)
 
 
 def convolution_for_backward(layer: nn.Conv2d, inputs: Tensor, padding: Pair) -> Tensor:
@@ -289,16 +251,10 @@ def convolution_for_backward(layer: nn.Conv2d, inputs: Tensor, padding: Pair) ->
     """
     dtype, geometry = autocast_dtype(inputs), Geometry(layer.stride, padding, layer.dilation, layer.groups)
     images = inputs if dtype is None else inputs.to(dtype)
-    trained = layer.weight.requires_grad and dtype is None
-    by_position = trained and isinstance(layer, LeanConv2d) and _has_small_output(inputs, layer.kernel_size, geometry)
+    is_lean = isinstance(layer, LeanConv2d) and dtype is None
+    by_position = is_lean and has_small_output(inputs, layer.kernel_size, geometry)
     found: Tensor = _LeanConvolution.apply(images, layer.weight, layer.bias, geometry, by_position, dtype, False)
     return found
-
-
-def output_size(size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> list[int]:
-    """Rows and columns of a convolution's output, from those of its input and kernel."""
-    sizes = zip(size, kernel, geometry.stride, geometry.padding, geometry.dilation, strict=True)
-    return [(pixels + 2 * padded - apart * (taps - 1) - 1) // step + 1 for pixels, taps, step, padded, apart in sizes]
 
 
 def standardise(weight: Tensor) -> Tensor:

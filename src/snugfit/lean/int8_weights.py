@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from snugfit.errors import ModelError
+from snugfit.lean.by_position import Geometry
 from snugfit.lean.convolution import (
-    Geometry,
     LeanConv2d,
     autocast_dtype,
     convolution_gradients,

@@ -390,8 +390,8 @@ def keeping():
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     def trained(memory, keep_freed=True):
-        example = torch.randn(64, 3, 32, 32), torch.randint(10, (64,))
-        options = {"memory": memory, "batch_size": 64, "example": example, "keep_freed": keep_freed}
+        example = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
+        options = {"memory": memory, "batch_size": 32, "example": example, "keep_freed": keep_freed}
         with snugfit.fit(deep(), torch.nn.functional.cross_entropy, **options) as step:
             step(*example)
             first = faults(step, *example)

@@ -4,13 +4,15 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensors import assert_same
 from torch import nn
 
-from snugfit.lean import LeanConv2d, use_lean_convolutions
-from snugfit.lean.convolution import SMALL_MAP, conv_weight_gradient
+from snugfit.lean import LeanConv2d, by_position, use_lean_convolutions
+from snugfit.lean.by_position import SMALL_MAP, Geometry, is_faster, weight_gradient
+
+SQUARE = Geometry((1, 1), (0, 0), (1, 1), 1)
 
 
 @st.composite
@@ -46,7 +48,7 @@ def gradients(conv, images, channels_last=False, train_input=True):
     output = conv(images)
     torch.manual_seed(2)
     if output.requires_grad:
-        (output * torch.randn_like(output)).sum().backward()
+        (output * torch.randn(output.shape, dtype=output.dtype)).sum().backward()
     return [output.detach(), images.grad, *(parameter.grad for parameter in conv.parameters())]
 
 
@@ -62,6 +64,61 @@ def test_outputs_and_gradients_equal_torchs(case):
     images = torch.randn(case["batch"], case["channels"], *case["size"], dtype=torch.float64)
     options = {"channels_last": case["channels_last"], "train_input": case["train_input"]}
     assert_same(gradients(lean, images, **options), gradients(stock, images, **options))
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """All about small feature maps in channels_last is computed by kernel position, and of one image at a time."""
+    for name, value in {"LEAST_WEIGHTS": 0, "PADDING_SHARE": 0.0, "COPIED_VALUES": 0}.items():
+        monkeypatch.setattr(by_position, name, value)
+
+
+@given(cases())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_outputs_and_gradients_equal_torchs_by_kernel_position(always, case):
+    test_outputs_and_gradients_equal_torchs.hypothesis.inner_test({**case, "channels_last": True})
+
+
+def test_without_gradients_outputs_are_the_same(always):
+    stock, lean = (each.to(memory_format=torch.channels_last) for each in stock_and_lean(padding=1, stride=2))
+    images = torch.randn(5, 3, 4, 4, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(lean(images), stock(images))
+        assert lean(images[:0]).shape == (0, 4, 2, 2)
+
+
+def test_weights_in_bfloat16_are_those_that_they_stand_for(always):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 4, 3, padding=1).to(torch.bfloat16, memory_format=torch.channels_last)
+    stock = copy.deepcopy(conv).float()
+    lean = nn.Sequential(conv)
+    use_lean_convolutions(lean)
+    images = torch.randn(2, 3, 2, 2)
+    got, want = (each(images) for each in (lean, stock))
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, want)
+    got.square().sum().backward()
+    want.square().sum().backward()
+    torch.testing.assert_close(conv.weight.grad.float(), stock.weight.grad, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("images", "side", "channels", "faster"),
+    [
+        (128, 2, 256, True),
+        (2, 4, 512, True),
+        (4, 4, 512, False),
+        (2, 4, 64, False),
+        (128, 2, 64, False),
+        (1, 5, 512, False),
+    ],
+)
+def test_where_padding_or_the_weight_is_most_of_the_work_it_is_faster(images, side, channels, faster):
+    inputs, weight = torch.empty(images, channels, side, side), torch.empty(channels, channels, 3, 3)
+    weight = weight.contiguous(memory_format=torch.channels_last)
+    padded = SQUARE._replace(padding=(1, 1))
+    assert is_faster(inputs.to("meta"), weight.to("meta"), padded) == faster
+    assert not is_faster(inputs, weight, padded._replace(groups=2))
 
 
 def took_the_lean_path(conv, images):
@@ -108,8 +165,9 @@ def test_an_image_without_a_batch_axis_works():
     torch.testing.assert_close(conv(image), stock(image), rtol=0, atol=0)
 
 
-def test_wrong_channels_are_refused_as_ever():
+def test_wrong_channels_are_refused_as_ever(always):
     _, conv = stock_and_lean()
+    conv.to(memory_format=torch.channels_last)
     with pytest.raises(RuntimeError, match="channels"):
         conv(torch.randn(2, 5, 4, 4, dtype=torch.float64))
 
@@ -117,17 +175,15 @@ def test_wrong_channels_are_refused_as_ever():
 def test_the_gradient_by_hand():
     """One 2x2 image, a 2x2 kernel, one pixel of output: the weight gradient is the image, scaled."""
     image = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
-    got = conv_weight_gradient(torch.tensor([[[[5.0]], [[-1.0]]]]), image, (2, 2), (1, 1), (0, 0), (1, 1))
+    got = weight_gradient(torch.tensor([[[[5.0]], [[-1.0]]]]), image, (2, 2), SQUARE)
     assert got.tolist() == [[[[5, 10], [15, 20]]], [[[-1, -2], [-3, -4]]]]
 
 
 def test_every_image_counts_however_the_batch_is_cut():
     torch.manual_seed(0)
     gradient, images = torch.randn(7, 2, 2, 2, dtype=torch.float64), torch.randn(7, 3, 4, 4, dtype=torch.float64)
-    whole = conv_weight_gradient(gradient, images, (3, 3), (1, 1), (0, 0), (1, 1))
-    one_by_one = sum(
-        conv_weight_gradient(gradient[i : i + 1], images[i : i + 1], (3, 3), (1, 1), (0, 0), (1, 1)) for i in range(7)
-    )
+    whole = weight_gradient(gradient, images, (3, 3), SQUARE)
+    one_by_one = sum(weight_gradient(gradient[i : i + 1], images[i : i + 1], (3, 3), SQUARE) for i in range(7))
     torch.testing.assert_close(whole, one_by_one, rtol=1e-12, atol=1e-12)
 
 

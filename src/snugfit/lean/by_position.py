@@ -1,0 +1,190 @@
+"""Convolutions on feature maps of a few pixels, by one matrix product for each position of the kernel.
+
+On such maps oneDNN multiplies by the padding, which is more than half of the work on 2x2 pixels; it copies the weight
+into an order of its own, which takes longer than the products of few images; and its workspace for the weight's
+gradient is four to eight times the weight. None of that is done here, and no patches are unfolded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SMALL_MAP = 16
+"""Up to this many output pixels the weight gradient is computed by kernel position; above, oneDNN is as good."""
+COPIED_VALUES = 1 << 14
+"""A pass copies at most as many values at once as the weight has, or this many if the weight has fewer, and at least
+those of one image."""
+LEAST_WEIGHTS = 1 << 16
+"""With fewer weights a call of oneDNN takes less time than the many calls of products."""
+PADDING_SHARE = 0.5
+"""A convolution of several images pays where at least this share of the products would be by padding."""
+FEW_PIXELS, MANY_WEIGHTS = 32, 1 << 19
+"""On at most so many output pixels of a batch, one with at least so many weights pays without any padding: 2.4 million
+weights on 2 images of 4x4 pixels took 6 ms instead of 14."""
+Pair = tuple[int, ...]
+"""Rows and columns, as torch types them."""
+
+
+Rectangle = tuple[slice, slice, slice]
+"""All images, some rows and columns: an index of (B, rows, columns, channels)."""
+_ALL = slice(None)
+
+
+class Geometry(NamedTuple):
+    """How a convolution's kernel moves over the feature map."""
+
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+
+
+class _Position(NamedTuple):
+    """A position of the kernel, and the rows and columns of output and input that it connects."""
+
+    row: int
+    column: int
+    outputs: Rectangle
+    inputs: Rectangle
+
+
+def output_size(size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> list[int]:
+    """Rows and columns of a convolution's output, from those of its input and kernel."""
+    sizes = zip(size, kernel, geometry.stride, geometry.padding, geometry.dilation, strict=True)
+    return [(pixels + 2 * padded - apart * (taps - 1) - 1) // step + 1 for pixels, taps, step, padded, apart in sizes]
+
+
+def has_small_output(inputs: Tensor, kernel: Sequence[int], geometry: Geometry) -> bool:
+    """Whether inputs (B, C, H, W) on a processor give outputs of at most :data:`SMALL_MAP` pixels, in one group."""
+    if geometry.groups > 1 or inputs.device.type == "cuda":
+        return False
+    return math.prod(output_size(inputs.shape[2:], kernel, geometry)) <= SMALL_MAP
+
+
+def is_faster(inputs: Tensor, weight: Tensor, geometry: Geometry) -> bool:
+    """Whether :func:`convolve` and :func:`input_gradient` pay, for inputs (B, C, H, W) and a weight (K, C, kh, kw).
+
+    It is false for what torch refuses, for weights that are not in channels_last, which products would copy, and under
+    torch.compile.
+    """
+    kernel = weight.shape[2:]
+    if (
+        weight.numel() < LEAST_WEIGHTS
+        or torch.compiler.is_compiling()
+        or not has_small_output(inputs, kernel, geometry)
+    ):
+        return False
+    size = output_size(inputs.shape[2:], kernel, geometry)
+    if min(size) < 1 or inputs.shape[1] != weight.shape[1]:
+        return False
+    if not weight.is_contiguous(memory_format=torch.channels_last):
+        return False
+    if len(inputs) * math.prod(size) <= FEW_PIXELS and weight.numel() >= MANY_WEIGHTS:
+        return True
+    touched = sum(_area(position.outputs) for position in _positions(inputs.shape[2:], size, kernel, geometry))
+    return touched <= (1 - PADDING_SHARE) * math.prod(size) * math.prod(kernel)
+
+
+def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """The convolution of (B, C, H, W) to (B, K, H', W') in channels_last, with zero padding and one group.
+
+    A weight (K, C, kh, kw) of another type is converted position by position.
+    """
+    size = output_size(inputs.shape[2:], weight.shape[2:], geometry)
+    outputs = inputs.new_zeros(len(inputs), *size, len(weight))
+    if bias is not None:
+        outputs += bias
+    positions = [*_positions(inputs.shape[2:], size, weight.shape[2:], geometry)]
+    pixels = inputs.permute(0, 2, 3, 1)
+    for images in _parts(pixels, outputs, weight.numel()):
+        rows, columns = outputs[images], pixels[images]
+        for row, column, written, read in positions:
+            factors = weight[:, :, row, column].to(inputs.dtype)
+            _add(rows, written, columns[read].reshape(-1, inputs.shape[1]) @ factors.t())
+    return outputs.permute(0, 3, 1, 2)
+
+
+def input_gradient(gradient: Tensor, weight: Tensor, size: Sequence[int], geometry: Geometry) -> Tensor:
+    """The gradient of an input (B, C, H, W) of these rows and columns, in channels_last; see :func:`convolve`.
+
+    The gradient of the output is (B, K, H', W'), and the weight (K, C, kh, kw).
+    """
+    total = gradient.new_zeros(len(gradient), *size, weight.shape[1])
+    positions = [*_positions(size, gradient.shape[2:], weight.shape[2:], geometry)]
+    outputs = gradient.permute(0, 2, 3, 1)
+    for images in _parts(outputs, total, weight.numel()):
+        rows, columns = outputs[images], total[images]
+        for row, column, read, written in positions:
+            factors = weight[:, :, row, column].to(gradient.dtype)
+            _add(columns, written, rows[read].reshape(-1, len(weight)) @ factors)
+    return total.permute(0, 3, 1, 2)
+
+
+def weight_gradient(gradient: Tensor, inputs: Tensor, kernel: Pair, geometry: Geometry) -> Tensor:
+    """The gradient of a weight (K, C, kh, kw), in channels_last; see :func:`convolve`.
+
+    The gradient of the output is (B, K, H', W'), and the inputs are (B, C, H, W).
+    """
+    channels, filters = inputs.shape[1], gradient.shape[1]
+    outputs, pixels = gradient.permute(0, 2, 3, 1), inputs.permute(0, 2, 3, 1)
+    total = gradient.new_zeros(filters, *kernel, channels)
+    positions = [*_positions(inputs.shape[2:], gradient.shape[2:], kernel, geometry)]
+    for images in _parts(outputs, pixels, total.numel()):
+        rows, columns = outputs[images], pixels[images]
+        for row, column, written, read in positions:
+            left = rows[written].reshape(-1, filters)
+            total[:, row, column].addmm_(left.t(), columns[read].reshape(-1, channels))
+    return total.permute(0, 3, 1, 2)
+
+
+def _positions(
+    size: Sequence[int], outputs: Sequence[int], kernel: Sequence[int], geometry: Geometry
+) -> Iterator[_Position]:
+    """The positions of a kernel at which it reads any pixel inside of the feature map."""
+    by_axis = [
+        [_touched(tap, *sizes) for tap in range(taps)]
+        for taps, sizes in zip(
+            kernel,
+            zip(size, outputs, geometry.stride, geometry.padding, geometry.dilation, strict=True),
+            strict=True,
+        )
+    ]
+    for row, (out_y, in_y) in enumerate(by_axis[0]):
+        for column, (out_x, in_x) in enumerate(by_axis[1]):
+            position = _Position(row, column, (_ALL, out_y, out_x), (_ALL, in_y, in_x))
+            if _area(position.outputs):
+                yield position
+
+
+def _touched(tap: int, size: int, outputs: int, stride: int, padding: int, dilation: int) -> tuple[slice, slice]:
+    """Along one axis, the outputs for which a tap lies inside the image, and the inputs that it then reads."""
+    offset = tap * dilation - padding
+    first = max(0, -(offset // stride))
+    last = min(outputs, (size - 1 - offset) // stride + 1)
+    if last <= first:
+        return slice(0, 0), slice(0, 0)
+    return slice(first, last), slice(first * stride + offset, (last - 1) * stride + offset + 1, stride)
+
+
+def _area(rectangle: Rectangle) -> int:
+    return math.prod(len(range(*each.indices(SMALL_MAP))) for each in rectangle[1:])
+
+
+def _parts(one: Tensor, other: Tensor, weights: int) -> Iterator[slice]:
+    """Images, (B, rows, columns, channels) in both maps, of which pixels are copied at the same time."""
+    if not len(one):
+        return
+    copied = one[0].numel() + other[0].numel()
+    images = max(1, max(weights, COPIED_VALUES) // copied)  # a position copies the pixels that it touches
+    yield from (slice(start, start + images) for start in range(0, len(one), images))
+
+
+def _add(maps: Tensor, rectangle: Rectangle, products: Tensor) -> None:
+    """Add products (pixels, channels) to a rectangle of maps (B, rows, columns, channels)."""
+    part = maps[rectangle]
+    part += products.view(part.shape)
