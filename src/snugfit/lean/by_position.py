@@ -24,8 +24,9 @@ LEAST_WEIGHTS = 1 << 16
 PADDING_SHARE = 0.5
 """A convolution of several images pays where at least this share of the products would be by padding."""
 FEW_PIXELS, MANY_WEIGHTS = 32, 1 << 19
-"""On at most so many output pixels of a batch, one with at least so many weights pays without any padding: 2.4 million
-weights on 2 images of 4x4 pixels took 6 ms instead of 14."""
+"""On at most so many output pixels of a batch, one with at least so many trained weights pays without any padding: 2.4
+million weights on 2 images of 4x4 pixels took 6 ms instead of 14. Frozen weights are left to oneDNN: a pass of more
+images without training would copy them, and the step that a prediction is made from would not."""
 Pair = tuple[int, ...]
 """Rows and columns, as torch types them."""
 
@@ -69,8 +70,8 @@ def has_small_output(inputs: Tensor, kernel: Sequence[int], geometry: Geometry) 
 def is_faster(inputs: Tensor, weight: Tensor, geometry: Geometry) -> bool:
     """Whether :func:`convolve` and :func:`input_gradient` pay, for inputs (B, C, H, W) and a weight (K, C, kh, kw).
 
-    It is false for what torch refuses, for weights that are not in channels_last, which products would copy, and under
-    torch.compile.
+    It is false for what torch refuses, for weights that are not in channels_last, which products would copy, for those
+    of another type, whose converted positions would leave holes in the heap, and under torch.compile.
     """
     kernel = weight.shape[2:]
     if (
@@ -80,21 +81,19 @@ def is_faster(inputs: Tensor, weight: Tensor, geometry: Geometry) -> bool:
     ):
         return False
     size = output_size(inputs.shape[2:], kernel, geometry)
-    if min(size) < 1 or inputs.shape[1] != weight.shape[1]:
+    if min(size) < 1 or inputs.shape[1] != weight.shape[1] or inputs.dtype != weight.dtype:
         return False
     if not weight.is_contiguous(memory_format=torch.channels_last):
         return False
-    if len(inputs) * math.prod(size) <= FEW_PIXELS and weight.numel() >= MANY_WEIGHTS:
+    many = weight.requires_grad and weight.numel() >= MANY_WEIGHTS
+    if many and len(inputs) * math.prod(size) <= FEW_PIXELS:
         return True
     touched = sum(_area(position.outputs) for position in _positions(inputs.shape[2:], size, kernel, geometry))
     return touched <= (1 - PADDING_SHARE) * math.prod(size) * math.prod(kernel)
 
 
 def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """The convolution of (B, C, H, W) to (B, K, H', W') in channels_last, with zero padding and one group.
-
-    A weight (K, C, kh, kw) of another type is converted position by position.
-    """
+    """The convolution of (B, C, H, W) to (B, K, H', W') in channels_last, with zero padding and one group."""
     size = output_size(inputs.shape[2:], weight.shape[2:], geometry)
     outputs = inputs.new_zeros(len(inputs), *size, len(weight))
     if bias is not None:
@@ -104,7 +103,7 @@ def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geom
     for images in _parts(pixels, outputs, weight.numel()):
         rows, columns = outputs[images], pixels[images]
         for row, column, written, read in positions:
-            factors = weight[:, :, row, column].to(inputs.dtype)
+            factors = weight[:, :, row, column]
             _add(rows, written, columns[read].reshape(-1, inputs.shape[1]) @ factors.t())
     return outputs.permute(0, 3, 1, 2)
 
@@ -120,8 +119,7 @@ def input_gradient(gradient: Tensor, weight: Tensor, size: Sequence[int], geomet
     for images in _parts(outputs, total, weight.numel()):
         rows, columns = outputs[images], total[images]
         for row, column, read, written in positions:
-            factors = weight[:, :, row, column].to(gradient.dtype)
-            _add(columns, written, rows[read].reshape(-1, len(weight)) @ factors)
+            _add(columns, written, rows[read].reshape(-1, len(weight)) @ weight[:, :, row, column])
     return total.permute(0, 3, 1, 2)
 
 

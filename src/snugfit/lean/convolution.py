@@ -196,8 +196,7 @@ class LeanConv2d(nn.Conv2d):
         dtype = autocast_dtype(input)
         by_position = dtype is None and self._is_small(input)
         converts = dtype is None and weight.dtype == torch.bfloat16 != input.dtype
-        fits = converts or weight.dtype == input.dtype
-        fast = by_position and fits and is_faster(input, weight, self._geometry)
+        fast = by_position and is_faster(input, weight, self._geometry)
         dtype = input.dtype if converts else dtype
         lean = fast or converts or (by_position and weight.requires_grad) or _is_lean(input, weight, dtype)
         if lean and needs_gradient(input, weight, bias):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tensors import assert_same
 from torch import nn
 
-from snugfit.lean import LeanConv2d, by_position, use_lean_convolutions
+from snugfit.lean import LeanConv2d, by_position, convolution, use_lean_convolutions
 from snugfit.lean.by_position import SMALL_MAP, Geometry, is_faster, weight_gradient
 
 SQUARE = Geometry((1, 1), (0, 0), (1, 1), 1)
@@ -87,21 +87,6 @@ def test_without_gradients_outputs_are_the_same(always):
         assert lean(images[:0]).shape == (0, 4, 2, 2)
 
 
-def test_weights_in_bfloat16_are_those_that_they_stand_for(always):
-    torch.manual_seed(0)
-    conv = nn.Conv2d(3, 4, 3, padding=1).to(torch.bfloat16, memory_format=torch.channels_last)
-    stock = copy.deepcopy(conv).float()
-    lean = nn.Sequential(conv)
-    use_lean_convolutions(lean)
-    images = torch.randn(2, 3, 2, 2)
-    got, want = (each(images) for each in (lean, stock))
-    assert got.dtype == torch.float32
-    torch.testing.assert_close(got, want)
-    got.square().sum().backward()
-    want.square().sum().backward()
-    torch.testing.assert_close(conv.weight.grad.float(), stock.weight.grad, rtol=1e-2, atol=1e-2)
-
-
 @pytest.mark.parametrize(
     ("images", "side", "channels", "faster"),
     [
@@ -117,8 +102,23 @@ def test_where_padding_or_the_weight_is_most_of_the_work_it_is_faster(images, si
     inputs, weight = torch.empty(images, channels, side, side), torch.empty(channels, channels, 3, 3)
     weight = weight.contiguous(memory_format=torch.channels_last)
     padded = SQUARE._replace(padding=(1, 1))
-    assert is_faster(inputs.to("meta"), weight.to("meta"), padded) == faster
-    assert not is_faster(inputs, weight, padded._replace(groups=2))
+    assert is_faster(inputs.to("meta"), weight.to("meta").requires_grad_(), padded) == faster
+    assert is_faster(inputs, weight, padded) == (faster and side < 4), "frozen weights, whatever the batch"
+    assert not is_faster(inputs, weight.bfloat16(), padded)
+    assert not is_faster(inputs, weight.requires_grad_(), padded._replace(groups=2))
+
+
+def test_few_images_are_convolved_by_kernel_position_where_the_weight_trains(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        convolution, "convolve", lambda *given: calls.append(len(given[0])) or by_position.convolve(*given)
+    )
+    conv = nn.Conv2d(512, 512, 3, padding=1).to(memory_format=torch.channels_last)
+    use_lean_convolutions(conv)
+    for images in (2, 4):
+        conv(torch.randn(images, 512, 4, 4)).sum().backward()
+    conv.requires_grad_(False)(torch.randn(2, 512, 4, 4))
+    assert calls == [2]
 
 
 def took_the_lean_path(conv, images):
