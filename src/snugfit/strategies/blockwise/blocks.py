@@ -40,8 +40,8 @@ class UnitNeeds:
         measured_batch: largest batch that was measured.
         measured: batch sizes whose kernels are in memory already, because they were measured in this process.
         partial_bytes: additional workspace of larger batches.
-        unreserved_bytes: what the kernels of its first step need less beyond its step than those of others, because
-            that step begins without optimizer state.
+        unreserved_bytes: part of the reserve for kernels that its step may use. The first step generates the kernels,
+            and begins without optimizer state.
         line: its measured line, whose points bound its step at smaller batches; None if unknown.
     """
 

@@ -381,10 +381,11 @@ def _priced_batch(workload: Workload) -> int:
 
 
 def _unreserved_bytes(workload: Workload, profile: Profile, module: Module, shape_bytes: float) -> float:
-    """What may be used of the reserve for kernels, whose size the state of the module's optimizer then leaves.
+    """The part of the reserve for kernels that a module's step may use.
 
-    The state is made from the last layer to the first, while gradients are applied. Where units run again, the peak may
-    come when most of it is there.
+    The first step generates the kernels, and the optimizer has no state yet, so the kernels have the state's room. The
+    backward pass makes the state from the last layer to the first. Where units run again, the peak may come when most
+    of it is there, so nothing of the reserve is used.
     """
     first, last, schedule = module
     trained = 0 if schedule else sum(stats.trained for stats in profile.units[first : last + 1])
