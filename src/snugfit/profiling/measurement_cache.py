@@ -15,6 +15,9 @@ from snugfit.errors import CheckpointError
 
 AS_MUCH = 1.04
 """Largest ratio of bytes free now to bytes free then at which a measurement from a smaller budget still applies."""
+ROOM = 1.1
+"""A measurement of several batch sizes is made again in a process that has less than this many times what the smallest
+of them needs: of the rest, up to 5 % of a budget stay free, and some MB are taken by what measuring leaves."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,19 @@ class Measurement:
         """``left_bytes`` without the kernels of all batch sizes but one."""
         return self.left_bytes if self.line is None else max(self.left_bytes - int(self.line.sizes_bytes), 0)
 
-    def serves(self, available: float) -> bool:
+    def serves(self, available: float, *, from_disk: bool) -> bool:
         """Whether measuring with this many free bytes would give the same result.
 
-        With fewer free bytes, a smaller batch might fit that was not measured when more were free.
+        With fewer free bytes, a smaller batch might fit that was not measured when more were free. So might the
+        smallest one alone, which leaves less in memory than all those that another process measured.
         """
         fewest, line = min(map(int, self.floors), default=0), self.line
-        if line is not None and line.smallest_batch > fewest > 0 and available < line.bytes_at(line.smallest_batch):
-            return False
+        if line is not None:
+            least = line.bytes_at(line.smallest_batch)
+            if line.smallest_batch > fewest > 0 and available < least:
+                return False
+            if from_disk and len(line.points) > 1 and available < ROOM * (least + line.shape_bytes):
+                return False
         then = float("inf") if self.available_bytes is None else self.available_bytes
         return self.complete or available <= (AS_MUCH if self.fits else 1) * then
 
@@ -94,7 +102,7 @@ class Measurements:
             self._here[what] = there
             self._found.add(what)
         found = self._here.get(what)
-        return found if found is not None and found.serves(available) else None
+        return found if found is not None and found.serves(available, from_disk=what in self._found) else None
 
     def keep(self, what: str, measured: Measurement, available: float) -> None:
         """Store a measurement made with this many free bytes.

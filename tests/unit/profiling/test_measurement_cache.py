@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from snugfit._core.profile import ProbeLine, ProbePoint, TensorProfile
-from snugfit.profiling.measurement_cache import Measurement, Measurements
+from snugfit.profiling.measurement_cache import ROOM, Measurement, Measurements
 
 LINE = ProbeLine("p", 10.0, 2.0, 1.0, 0.1, 0.01, (ProbePoint(2, 14, 0.12), ProbePoint(8, 26, 0.18)), 2)
 FOUND = Measurement(line=LINE, floors={"1": 5}, left_bytes=7)
@@ -42,13 +42,26 @@ def test_a_larger_budget_is_measured_anew_unless_all_was_measured(tmp_path, then
 
 
 def test_a_line_of_more_images_than_fit_now_does_not_keep_fewer_from_being_tried(tmp_path):
-    two = replace(LINE, smallest_batch=2)
+    two = replace(LINE, smallest_batch=2, points=LINE.points[:1])
     Measurements(tmp_path).keep("a conv", replace(FOUND, line=two), 1000.0)
     needed = two.bytes_at(2)
     assert Measurements(tmp_path).find("a conv", needed) is not None
     assert Measurements(tmp_path).find("a conv", needed - 1) is None
     Measurements(tmp_path).keep("a conv", replace(FOUND, line=two, floors={"2": 5}), 1000.0)
     assert Measurements(tmp_path).find("a conv", needed - 1) is not None, "it cannot train on fewer than two"
+
+
+def test_several_batch_sizes_are_not_trusted_where_only_the_smallest_might_fit(tmp_path):
+    several = replace(FOUND, line=replace(LINE, shape_bytes=20.0), floors={"2": 5})
+    one = replace(several, line=replace(several.line, points=LINE.points[:1]))
+    enough = ROOM * (LINE.bytes_at(2) + 20)
+    here = Measurements(tmp_path)
+    here.keep("several", several, 1000.0)
+    here.keep("one", one, 1000.0)
+    assert Measurements(tmp_path).find("several", enough) is not None
+    assert Measurements(tmp_path).find("several", enough - 1) is None
+    assert Measurements(tmp_path).find("one", enough - 1) is not None, "measuring it again would not tell more"
+    assert here.find("several", enough - 1) is not None, "this process has its kernels"
 
 
 def test_what_did_not_fit_does_not_fit_less_memory_either(tmp_path):
@@ -113,4 +126,4 @@ def test_what_fits_stays_in_the_folder_when_less_memory_refuses_it(tmp_path):
     assert less.find("a conv", 80) is None
     less.keep("a conv", Measurement(floors={"1": 60}), 80)
     assert less.find("a conv", 80).line is None, "this process need not measure it again"
-    assert Measurements(tmp_path).find("a conv", 100).line == line
+    assert Measurements(tmp_path).find("a conv", 110).line == line
