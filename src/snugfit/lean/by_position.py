@@ -60,34 +60,50 @@ def output_size(size: Sequence[int], kernel: Sequence[int], geometry: Geometry) 
     return [(pixels + 2 * padded - apart * (taps - 1) - 1) // step + 1 for pixels, taps, step, padded, apart in sizes]
 
 
-def has_small_output(inputs: Tensor, kernel: Sequence[int], geometry: Geometry) -> bool:
-    """Whether inputs (B, C, H, W) on a processor give outputs of at most :data:`SMALL_MAP` pixels, in one group."""
-    if geometry.groups > 1 or inputs.device.type == "cuda":
-        return False
-    return math.prod(output_size(inputs.shape[2:], kernel, geometry)) <= SMALL_MAP
+class Choice(NamedTuple):
+    """What is computed by kernel position.
 
-
-def is_faster(inputs: Tensor, weight: Tensor, geometry: Geometry) -> bool:
-    """Whether :func:`convolve` and :func:`input_gradient` pay, for inputs (B, C, H, W) and a weight (K, C, kh, kw).
-
-    It is false for what torch refuses, for weights that are not in channels_last, which products would copy, for those
-    of another type, whose converted positions would leave holes in the heap, and under torch.compile.
+    Attributes:
+        weight_gradient: the gradient of the weight.
+        others: the output and the gradient of the input.
     """
-    kernel = weight.shape[2:]
-    if (
-        weight.numel() < LEAST_WEIGHTS
-        or torch.compiler.is_compiling()
-        or not has_small_output(inputs, kernel, geometry)
-    ):
+
+    weight_gradient: bool
+    others: bool
+
+
+NOTHING = Choice(weight_gradient=False, others=False)
+
+
+def choose(inputs: Tensor, weight: Tensor, geometry: Geometry) -> Choice:
+    """What to compute by kernel position for inputs (B, C, H, W) and a weight (K, C, kh, kw).
+
+    Nothing on a GPU, in groups, or with more than :data:`SMALL_MAP` output pixels, and nothing that torch refuses.
+    """
+    if geometry.groups > 1 or inputs.device.type == "cuda":
+        return NOTHING
+    size = output_size(inputs.shape[2:], weight.shape[2:], geometry)
+    if min(size) < 1 or math.prod(size) > SMALL_MAP:
+        return NOTHING
+    return Choice(weight_gradient=True, others=_is_faster(inputs, weight, size, geometry))
+
+
+def _is_faster(inputs: Tensor, weight: Tensor, size: Sequence[int], geometry: Geometry) -> bool:
+    """Whether :func:`convolve` and :func:`input_gradient` pay, for (B, C, H, W), (K, C, kh, kw) and an output size.
+
+    It is false for channels that torch refuses, for weights that are not in channels_last, which products would copy,
+    for those of another type, whose converted positions would leave holes in the heap, and under torch.compile.
+    """
+    if weight.numel() < LEAST_WEIGHTS or torch.compiler.is_compiling():
         return False
-    size = output_size(inputs.shape[2:], kernel, geometry)
-    if min(size) < 1 or inputs.shape[1] != weight.shape[1] or inputs.dtype != weight.dtype:
+    if inputs.shape[1] != weight.shape[1] or inputs.dtype != weight.dtype:
         return False
     if not weight.is_contiguous(memory_format=torch.channels_last):
         return False
     many = weight.requires_grad and weight.numel() >= MANY_WEIGHTS
     if many and len(inputs) * math.prod(size) <= FEW_PIXELS:
         return True
+    kernel = weight.shape[2:]
     touched = sum(_area(position.outputs) for position in _positions(inputs.shape[2:], size, kernel, geometry))
     return touched <= (1 - PADDING_SHARE) * math.prod(size) * math.prod(kernel)
 

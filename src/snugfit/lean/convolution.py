@@ -16,12 +16,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from snugfit.lean.by_position import (
+    NOTHING,
+    Choice,
     Geometry,
     Pair,
+    choose,
     convolve,
-    has_small_output,
     input_gradient,
-    is_faster,
     output_size,
     weight_gradient,
 )
@@ -38,8 +39,8 @@ class _LeanConvolution(torch.autograd.Function):
 
     ``dtype`` is the type of the input, if the weight has another: the low precision of autocast, or float32 for a
     weight in bfloat16. The weight is converted again in the backward pass: copies of all weights would live from one
-    pass to the other. Unless ``computes``, the output is a placeholder without memory. With ``by_position`` the
-    weight's gradient is computed by kernel position, and where that is faster, the output and the input's gradient.
+    pass to the other. Unless ``computes``, the output is a placeholder without memory. ``by_position`` is what is
+    computed by kernel position.
     """
 
     @staticmethod
@@ -49,7 +50,7 @@ class _LeanConvolution(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         geometry: Geometry,
-        by_position: bool,
+        by_position: Choice,
         dtype: torch.dtype | None,
         computes: bool,
     ) -> Tensor:
@@ -57,11 +58,10 @@ class _LeanConvolution(torch.autograd.Function):
         ctx.save_for_backward(inputs if to_weight else None, weight if to_inputs else None)
         ctx.layouts, ctx.geometry = (Layout.of(inputs), Layout.of(weight)), geometry
         ctx.by_position, ctx.dtype = by_position, dtype
-        ctx.is_faster = by_position and is_faster(inputs, weight, geometry)
         if not computes:
             size = output_size(inputs.shape[2:], weight.shape[2:], geometry)
             return inputs.new_empty(1, dtype=dtype).expand(len(inputs), len(weight), *size)
-        if ctx.is_faster:
+        if by_position.others:
             return convolve(inputs, weight, bias, geometry)
         if dtype is None:
             return F.conv2d(inputs, weight, bias, *geometry)
@@ -73,10 +73,10 @@ class _LeanConvolution(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         to_inputs, to_weight, to_bias = ctx.needs_input_grad[:3]
-        by_onednn = to_weight and not ctx.by_position
-        mask = [to_inputs and not ctx.is_faster, by_onednn, to_bias and by_onednn]
+        by_onednn = to_weight and not ctx.by_position.weight_gradient
+        mask = [to_inputs and not ctx.by_position.others, by_onednn, to_bias and by_onednn]
         found: list[Tensor | None] = [None, None, None]
-        if to_inputs and ctx.is_faster:
+        if to_inputs and ctx.by_position.others:
             found[0] = input_gradient(gradient, weight, ctx.layouts[0].size[2:], ctx.geometry)
         for part in _separated(mask) if ctx.layouts[1].dtype == torch.bfloat16 else [mask]:
             if any(part):
@@ -85,7 +85,7 @@ class _LeanConvolution(torch.autograd.Function):
                 gradients = convolution_gradients(gradient, *given, ctx.geometry, part)
                 found = [old if new is None else new for old, new in zip(found, gradients, strict=True)]
                 del given, gradients
-        if to_weight and ctx.by_position:
+        if to_weight and ctx.by_position.weight_gradient:
             found[1] = weight_gradient(gradient, inputs, tuple(ctx.layouts[1].size[2:]), ctx.geometry)
         if to_bias and not mask[2]:  # oneDNN would compute the weight's gradient on the way
             found[2] = gradient.sum((0, 2, 3))
@@ -194,16 +194,16 @@ class LeanConv2d(nn.Conv2d):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         dtype = autocast_dtype(input)
-        by_position = dtype is None and self._is_small(input)
+        by_position = NOTHING if dtype is not None else self._by_position(input, weight)
         converts = dtype is None and weight.dtype == torch.bfloat16 != input.dtype
-        fast = by_position and is_faster(input, weight, self._geometry)
         dtype = input.dtype if converts else dtype
-        lean = fast or converts or (by_position and weight.requires_grad) or _is_lean(input, weight, dtype)
+        small = by_position.others or (by_position.weight_gradient and weight.requires_grad)
+        lean = small or converts or _is_lean(input, weight, dtype)
         if lean and needs_gradient(input, weight, bias):
             images, geometry = self._prepared(input, dtype)
             output: Tensor = _LeanConvolution.apply(images, weight, bias, geometry, by_position, dtype, True)
             return output.squeeze(0) if input.dim() == 3 else output
-        if fast:
+        if by_position.others:
             return convolve(input, weight, bias, self._geometry)
         stock: Tensor = super()._conv_forward(input, weight.to(input.dtype) if converts else weight, bias)
         return stock
@@ -236,11 +236,11 @@ class LeanConv2d(nn.Conv2d):
         )
         return (0, columns % 2, 0, rows % 2), "constant", (rows // 2, columns // 2)
 
-    def _is_small(self, inputs: Tensor) -> bool:
-        """Whether to compute the weight gradient by kernel position, for inputs (B, C, H, W)."""
+    def _by_position(self, inputs: Tensor, weight: Tensor) -> Choice:
+        """What to compute by kernel position for inputs (B, C, H, W) and a weight (K, C, kh, kw)."""
         if self.padding_mode != "zeros" or isinstance(self.padding, str) or inputs.dim() != 4:
-            return False
-        return has_small_output(inputs, self.kernel_size, self._geometry)
+            return NOTHING
+        return choose(inputs, weight, self._geometry)
 
 
 def convolution_for_backward(layer: nn.Conv2d, inputs: Tensor, padding: Pair) -> Tensor:
@@ -251,7 +251,7 @@ def convolution_for_backward(layer: nn.Conv2d, inputs: Tensor, padding: Pair) ->
     dtype, geometry = autocast_dtype(inputs), Geometry(layer.stride, padding, layer.dilation, layer.groups)
     images = inputs if dtype is None else inputs.to(dtype)
     is_lean = isinstance(layer, LeanConv2d) and dtype is None
-    by_position = is_lean and has_small_output(inputs, layer.kernel_size, geometry)
+    by_position = choose(inputs, layer.weight, geometry) if is_lean else NOTHING
     found: Tensor = _LeanConvolution.apply(images, layer.weight, layer.bias, geometry, by_position, dtype, False)
     return found
 

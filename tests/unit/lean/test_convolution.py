@@ -10,7 +10,7 @@ from tensors import assert_same
 from torch import nn
 
 from snugfit.lean import LeanConv2d, by_position, convolution, use_lean_convolutions
-from snugfit.lean.by_position import SMALL_MAP, Geometry, is_faster, weight_gradient
+from snugfit.lean.by_position import SMALL_MAP, Geometry, choose, weight_gradient
 
 SQUARE = Geometry((1, 1), (0, 0), (1, 1), 1)
 
@@ -102,10 +102,10 @@ def test_where_padding_or_the_weight_is_most_of_the_work_it_is_faster(images, si
     inputs, weight = torch.empty(images, channels, side, side), torch.empty(channels, channels, 3, 3)
     weight = weight.contiguous(memory_format=torch.channels_last)
     padded = SQUARE._replace(padding=(1, 1))
-    assert is_faster(inputs.to("meta"), weight.to("meta").requires_grad_(), padded) == faster
-    assert is_faster(inputs, weight, padded) == (faster and side < 4), "frozen weights, whatever the batch"
-    assert not is_faster(inputs, weight.bfloat16(), padded)
-    assert not is_faster(inputs, weight.requires_grad_(), padded._replace(groups=2))
+    assert choose(inputs.to("meta"), weight.to("meta").requires_grad_(), padded).others == faster
+    assert choose(inputs, weight, padded).others == (faster and side < 4), "frozen weights, whatever the batch"
+    assert not choose(inputs, weight.bfloat16(), padded).others
+    assert not choose(inputs, weight.requires_grad_(), padded._replace(groups=2)).others
 
 
 def test_few_images_are_convolved_by_kernel_position_where_the_weight_trains(monkeypatch):
