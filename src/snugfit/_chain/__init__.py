@@ -18,6 +18,7 @@ from snugfit._chain.store import load_state as load_state
 from snugfit._chain.store import release as release
 from snugfit._chain.store import spill_module as spill_module
 from snugfit._chain.subgraph import averaged_side as averaged_side
+from snugfit._chain.subgraph import layers_called_once as layers_called_once
 from snugfit._chain.subgraph import split_tail as split_tail
 from snugfit._chain.unit import ConvFact as ConvFact
 from snugfit._chain.unit import Unit as Unit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,6 +62,16 @@ def subgraph_module(module: fx.GraphModule, nodes: Sequence[fx.Node], entry: fx.
 def computed_nodes(graph: fx.Graph) -> list[fx.Node]:
     """The nodes of a graph that compute something, in order; not its inputs, constants and output."""
     return [node for node in graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+
+
+def layers_called_once(module: nn.Module) -> list[nn.Module]:
+    """The layers of the units in a module that run once in a forward pass, and of which nothing else reads a tensor."""
+    found: list[nn.Module] = []
+    for unit in (each for each in module.modules() if isinstance(each, fx.GraphModule)):
+        calls = Counter(str(node.target) for node in unit.graph.nodes if node.op == "call_module")
+        read = {str(node.target).rpartition(".")[0] for node in unit.graph.nodes if node.op == "get_attr"}
+        found += [unit.get_submodule(name) for name, count in calls.items() if count == 1 and name not in read]
+    return found
 
 
 def input_node(graph: fx.Graph) -> fx.Node:

@@ -20,8 +20,9 @@ from snugfit._core.workload import OptimizerSettings
 from snugfit._storage.tensor_file import Deferred
 from snugfit._training.ema import AveragedRule
 from snugfit.errors import CheckpointError, ModelError
+from snugfit.lean import LeanConv2d
 from snugfit.lean.optimizer_state import RoundingRule
-from snugfit.lean.update_rules import FusedAdamW, FusedSGD, UpdateRule, fit
+from snugfit.lean.update_rules import FusedAdamW, FusedSGD, PartialRule, UpdateRule, fit
 
 
 class _AveragingRule(UpdateRule, Protocol):
@@ -182,6 +183,17 @@ class ParameterOptimizers:
                 self._handles.append(hook)
         return self._handles
 
+    def apply_in_parts(self, layers: Iterable[nn.Module]) -> None:
+        """After :meth:`apply_in_backward`, let it take large gradients of convolutions among these layers in parts.
+
+        Each layer must run once in a step, and its weight must be used nowhere else: a part is final.
+        """
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        for layer in (each for each in layers if isinstance(each, LeanConv2d)):
+            name = names.get(id(layer._parameters["weight"]))
+            if name is not None and isinstance(self._rules[name], PartialRule):
+                layer.update = _ThroughRule(weakref.ref(self), name)
+
     def detach_hooks(self) -> None:
         """Undo :meth:`apply_in_backward`."""
         for handle in self._handles:
@@ -280,6 +292,27 @@ class ParameterOptimizers:
         if parameter.grad is not None:
             self._rules[name].step(parameter)
             parameter.grad = None
+
+
+class _ThroughRule:
+    """Updates a weight by parts of its gradient, and refers to its optimizers weakly, as hooks do."""
+
+    def __init__(self, reference: weakref.ref[ParameterOptimizers], name: str) -> None:
+        self._reference, self._name = reference, name
+
+    def serves(self, weight: Tensor) -> bool:
+        """Whether the optimizers step this very parameter, of any shape, in the backward pass."""
+        optimizers = self._reference()
+        return optimizers is not None and bool(optimizers._handles) and optimizers.parameters[self._name] is weight
+
+    def __call__(self, parts: Iterable[tuple[int, Tensor]]) -> None:
+        """Apply parts (N,), each with the number of its first value in memory order."""
+        optimizers = self._reference()
+        assert optimizers is not None
+        rule, parameter = cast("PartialRule", optimizers._rules[self._name]), optimizers.parameters[self._name]
+        rule.begin(parameter)
+        for first, gradient in parts:
+            rule.step_part(parameter, gradient, first)
 
 
 def _apply_through(reference: weakref.ref[ParameterOptimizers], name: str) -> None:

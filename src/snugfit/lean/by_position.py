@@ -14,6 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from snugfit.lean.update_rules import PART_MULTIPLE, values_in_memory
+
+PART_VALUES = 1 << 19
+"""Values of a weight's gradient that are in memory at the same time, where it is applied in parts: 2 MiB."""
 SMALL_MAP = 16
 """Up to this many output pixels the weight gradient is computed by kernel position; above, oneDNN is as good."""
 COPIED_VALUES = 1 << 14
@@ -154,6 +158,22 @@ def weight_gradient(gradient: Tensor, inputs: Tensor, kernel: Pair, geometry: Ge
             left = rows[written].reshape(-1, filters)
             total[:, row, column].addmm_(left.t(), columns[read].reshape(-1, channels))
     return total.permute(0, 3, 1, 2)
+
+
+def weight_gradient_parts(
+    gradient: Tensor, inputs: Tensor, kernel: Pair, geometry: Geometry
+) -> Iterator[tuple[int, Tensor]]:
+    """The gradient of a weight, some filters at a time; see :func:`weight_gradient`.
+
+    Yields:
+        The number of the first value of a part in memory order, and its values (N,) in this order.
+    """
+    values = inputs.shape[1] * math.prod(kernel)
+    least = PART_MULTIPLE // math.gcd(PART_MULTIPLE, values)
+    filters = max(PART_VALUES // values // least, 1) * least
+    for first in range(0, gradient.shape[1], filters):
+        part = weight_gradient(gradient[:, first : first + filters], inputs, kernel, geometry)
+        yield first * values, values_in_memory(part)
 
 
 def _positions(

@@ -7,8 +7,8 @@ nothing to save, and :class:`LeanConv2d` equals torch's own except on small feat
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from snugfit.lean.by_position import (
     NOTHING,
+    PART_VALUES,
     Choice,
     Geometry,
     Pair,
@@ -25,6 +26,7 @@ from snugfit.lean.by_position import (
     input_gradient,
     output_size,
     weight_gradient,
+    weight_gradient_parts,
 )
 from snugfit.lean.saved_tensors import Layout, needs_gradient
 
@@ -34,13 +36,38 @@ Frame = tuple[int, ...]
 """Pixels added left, right, above and below."""
 
 
+class PartialUpdate(Protocol):
+    """Applies the gradient of a weight in parts, in the backward pass; whoever sets it must know that this is exact."""
+
+    def serves(self, weight: Tensor) -> bool:
+        """Whether it updates this weight (K, C, kh, kw), and not that of which the layer is a copy."""
+
+    def __call__(self, parts: Iterable[tuple[int, Tensor]]) -> None:
+        """Apply parts (N,), each with the number of its first value in memory order."""
+
+
+class _Way(NamedTuple):
+    """How a convolution is computed.
+
+    Attributes:
+        by_position: what is computed by kernel position.
+        dtype: the type of the input, if the weight has another: the low precision of autocast, or float32 for a weight
+            in bfloat16.
+        computes: whether the output has values; otherwise it is a placeholder without memory.
+        update: takes the weight's gradient in parts; autograd then gets none.
+    """
+
+    by_position: Choice
+    dtype: torch.dtype | None
+    computes: bool = True
+    update: PartialUpdate | None = None
+
+
 class _LeanConvolution(torch.autograd.Function):
     """Feature map (B, C, H, W) to (B, K, H', W').
 
-    ``dtype`` is the type of the input, if the weight has another: the low precision of autocast, or float32 for a
-    weight in bfloat16. The weight is converted again in the backward pass: copies of all weights would live from one
-    pass to the other. Unless ``computes``, the output is a placeholder without memory. ``by_position`` is what is
-    computed by kernel position.
+    A weight in another type than the input's is converted again in the backward pass: copies of all weights would live
+    from one pass to the other.
     """
 
     @staticmethod
@@ -50,18 +77,16 @@ class _LeanConvolution(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         geometry: Geometry,
-        by_position: Choice,
-        dtype: torch.dtype | None,
-        computes: bool,
+        way: _Way,
     ) -> Tensor:
         to_inputs, to_weight = ctx.needs_input_grad[:2]
         ctx.save_for_backward(inputs if to_weight else None, weight if to_inputs else None)
         ctx.layouts, ctx.geometry = (Layout.of(inputs), Layout.of(weight)), geometry
-        ctx.by_position, ctx.dtype = by_position, dtype
-        if not computes:
+        ctx.way, dtype = way, way.dtype
+        if not way.computes:
             size = output_size(inputs.shape[2:], weight.shape[2:], geometry)
             return inputs.new_empty(1, dtype=dtype).expand(len(inputs), len(weight), *size)
-        if by_position.others:
+        if way.by_position.others:
             return convolve(inputs, weight, bias, geometry)
         if dtype is None:
             return F.conv2d(inputs, weight, bias, *geometry)
@@ -73,23 +98,28 @@ class _LeanConvolution(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         to_inputs, to_weight, to_bias = ctx.needs_input_grad[:3]
-        by_onednn = to_weight and not ctx.by_position.weight_gradient
-        mask = [to_inputs and not ctx.by_position.others, by_onednn, to_bias and by_onednn]
+        by_position, dtype, _, update = ctx.way
+        by_onednn = to_weight and not by_position.weight_gradient
+        mask = [to_inputs and not by_position.others, by_onednn, to_bias and by_onednn]
         found: list[Tensor | None] = [None, None, None]
-        if to_inputs and ctx.by_position.others:
+        if to_inputs and by_position.others:
             found[0] = input_gradient(gradient, weight, ctx.layouts[0].size[2:], ctx.geometry)
         for part in _separated(mask) if ctx.layouts[1].dtype == torch.bfloat16 else [mask]:
             if any(part):
                 needed = weight if part[0] else None
-                given = with_placeholders(inputs, needed, ctx.layouts, ctx.geometry, ctx.dtype)
+                given = with_placeholders(inputs, needed, ctx.layouts, ctx.geometry, dtype)
                 gradients = convolution_gradients(gradient, *given, ctx.geometry, part)
                 found = [old if new is None else new for old, new in zip(found, gradients, strict=True)]
                 del given, gradients
-        if to_weight and ctx.by_position.weight_gradient:
-            found[1] = weight_gradient(gradient, inputs, tuple(ctx.layouts[1].size[2:]), ctx.geometry)
+        if to_weight and by_position.weight_gradient:
+            kernel = tuple(ctx.layouts[1].size[2:])
+            if update is None:
+                found[1] = weight_gradient(gradient, inputs, kernel, ctx.geometry)
+            else:
+                update(weight_gradient_parts(gradient, inputs, kernel, ctx.geometry))
         if to_bias and not mask[2]:  # oneDNN would compute the weight's gradient on the way
             found[2] = gradient.sum((0, 2, 3))
-        return (*found, None, None, None, None)
+        return (*found, None, None)
 
 
 def _separated(mask: list[bool]) -> list[list[bool]]:
@@ -190,7 +220,14 @@ def pad(inputs: Tensor, frame: Frame, mode: str) -> Tensor:
 
 
 class LeanConv2d(nn.Conv2d):
-    """``nn.Conv2d`` that keeps only what the requested gradients need; the state dict is the same."""
+    """``nn.Conv2d`` that keeps only what the requested gradients need; the state dict is the same.
+
+    Attributes:
+        update: takes the gradient of a large weight in parts where it is computed by kernel position; None: autograd
+            gets it, like all others.
+    """
+
+    update: PartialUpdate | None = None
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         dtype = autocast_dtype(input)
@@ -201,7 +238,8 @@ class LeanConv2d(nn.Conv2d):
         lean = small or converts or _is_lean(input, weight, dtype)
         if lean and needs_gradient(input, weight, bias):
             images, geometry = self._prepared(input, dtype)
-            output: Tensor = _LeanConvolution.apply(images, weight, bias, geometry, by_position, dtype, True)
+            way = _Way(by_position, dtype, update=self._update_of(weight))
+            output: Tensor = _LeanConvolution.apply(images, weight, bias, geometry, way)
             return output.squeeze(0) if input.dim() == 3 else output
         if by_position.others:
             return convolve(input, weight, bias, self._geometry)
@@ -236,6 +274,11 @@ class LeanConv2d(nn.Conv2d):
         )
         return (0, columns % 2, 0, rows % 2), "constant", (rows // 2, columns // 2)
 
+    def _update_of(self, weight: Tensor) -> PartialUpdate | None:
+        """What takes the gradient of a weight (K, C, kh, kw) in parts, if there are several, in the weight's layout."""
+        in_parts = weight.numel() > PART_VALUES and weight.is_contiguous(memory_format=torch.channels_last)
+        return self.update if in_parts and self.update is not None and self.update.serves(weight) else None
+
     def _by_position(self, inputs: Tensor, weight: Tensor) -> Choice:
         """What to compute by kernel position for inputs (B, C, H, W) and a weight (K, C, kh, kw)."""
         if self.padding_mode != "zeros" or isinstance(self.padding, str) or inputs.dim() != 4:
@@ -252,7 +295,8 @@ def convolution_for_backward(layer: nn.Conv2d, inputs: Tensor, padding: Pair) ->
     images = inputs if dtype is None else inputs.to(dtype)
     is_lean = isinstance(layer, LeanConv2d) and dtype is None
     by_position = choose(inputs, layer.weight, geometry) if is_lean else NOTHING
-    found: Tensor = _LeanConvolution.apply(images, layer.weight, layer.bias, geometry, by_position, dtype, False)
+    way = _Way(by_position, dtype, computes=False)
+    found: Tensor = _LeanConvolution.apply(images, layer.weight, layer.bias, geometry, way)
     return found
 
 

@@ -23,11 +23,11 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from snugfit.lean.update_rules import UpdateRule, WrappingRule, fit_gradient
+from snugfit.lean.update_rules import PART_MULTIPLE, UpdateRule, WrappingRule, fit_gradient, values_in_memory
 
 StateType = Literal["float32", "bfloat16", "int8"]
 Number = TypeVar("Number", float, Tensor)
-BLOCK = 256
+BLOCK = PART_MULTIPLE
 """Values that share a scale."""
 PIECE = 60 * BLOCK
 """Values of a parameter that are updated at once. A float temporary of them is just too small to be mapped by malloc
@@ -132,35 +132,46 @@ class RoundingRule(WrappingRule):
     def step(self, parameter: Tensor) -> None:
         """Apply the gradient of a parameter of any shape, dense in memory; on the meta device only make tensors."""
         gradient = fit_gradient(parameter)
+        self.begin(parameter)
+        self.step_part(parameter, values_in_memory(gradient), 0)
+
+    def begin(self, parameter: Tensor) -> None:
+        """Make the state of a parameter of any shape, if there is none yet, and the step's random numbers."""
         if not self.state:
             self._make_state(parameter)
+        if not parameter.is_meta:
+            self.state["step"] += 1
+            mixed = (self._seed * _MIXER + int(self.state["step"])) % 2**32  # the generator ignores further bits
+            self._noise = torch.Generator(parameter.device).manual_seed(mixed)
+
+    @torch.no_grad()
+    def step_part(self, parameter: Tensor, gradient: Tensor, first: int) -> None:
+        """See :meth:`PartialRule.step_part`: a parameter of any shape, and the gradient (N,)."""
         if parameter.is_meta:
-            torch.empty(TEMPORARIES * min(parameter.numel(), PIECE), device="meta")
+            torch.empty(TEMPORARIES * min(len(gradient), PIECE), device="meta")
             return
-        self.state["step"] += 1
-        mixed = (self._seed * _MIXER + int(self.state["step"])) % 2**32  # the generator ignores further bits
-        noise = torch.Generator(parameter.device).manual_seed(mixed)
-        weights, gradients = _memory_of(parameter), _memory_of(gradient)
-        kept = {name: _memory_of(self.state[name]) for name in self._names}
-        for first in range(0, len(weights), PIECE):
-            self._step_piece(weights, gradients, kept, first, noise)
+        weights = values_in_memory(parameter)
+        kept = {name: values_in_memory(self.state[name]) for name in self._names}
+        for start in range(0, len(gradient), PIECE):
+            self._step_piece(weights, gradient[start : start + PIECE], kept, first + start)
         self._rule.state = {}
 
-    def _step_piece(
-        self, weights: Tensor, gradients: Tensor, kept: dict[str, Tensor], first: int, noise: torch.Generator
-    ) -> None:
-        """Update weights (N,) and state, (N,) each, from ``first`` on, by gradients (N,)."""
-        piece = slice(first, first + PIECE)
+    def _step_piece(self, weights: Tensor, gradient: Tensor, kept: dict[str, Tensor], first: int) -> None:
+        """Update weights and state, (M,) each, from ``first`` on, by the gradient (N,) of as many."""
+        piece = slice(first, first + len(gradient))
         part = weights[piece].float()  # a view if it is float32
-        part.grad = gradients[piece].float()
+        part.grad = gradient.float()
         self._rule.state = {name: self._restored(name, values[piece], first) for name, values in kept.items()}
         self._rule.state["step"] = self.state["step"] - 1
         self._rule.step(part)
         for name, values in kept.items() if self._kind != "float32" else ():
-            self._keep(name, values[piece], first, torch.rand(len(part), generator=noise, device=part.device))
+            self._keep(name, values[piece], first, self._random(part))
         if weights.dtype == torch.bfloat16:
-            chances = torch.rand(len(part), generator=noise, device=part.device)
-            weights[piece] = round_to_bfloat16(part, chances)
+            weights[piece] = round_to_bfloat16(part, self._random(part))
+
+    def _random(self, part: Tensor) -> Tensor:
+        """Uniform random numbers for a piece, (N,)."""
+        return torch.rand(len(part), generator=self._noise, device=part.device)
 
     def _make_state(self, parameter: Tensor) -> None:
         where = parameter.device
@@ -199,8 +210,3 @@ def scale_count(count: int) -> int:
 
 def _is_signed(name: str) -> bool:
     return name != "exp_avg_sq"
-
-
-def _memory_of(tensor: Tensor) -> Tensor:
-    """A dense tensor of any shape as a vector in the order of its memory, not a copy."""
-    return tensor.detach().as_strided((tensor.numel(),), (1,))

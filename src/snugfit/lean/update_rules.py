@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import wraps
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from snugfit.lean.saved_tensors import memory_order
 
+PART_MULTIPLE = 256
+"""Parts of a gradient begin at multiples of so many values, as blocks of rounded optimizer state do."""
 _BETAS, _EPS = (0.9, 0.999), 1e-8
 """AdamW's, torch's defaults."""
 Rule = TypeVar("Rule")
@@ -36,6 +38,21 @@ class UpdateRule(Protocol):
 
     def step(self, parameter: Tensor) -> None:
         """Apply the gradient of a parameter of any shape; the gradient stays, and its values may change."""
+
+
+@runtime_checkable
+class PartialRule(UpdateRule, Protocol):
+    """A rule that also takes a gradient in parts, so that the whole gradient is never in memory."""
+
+    def begin(self, parameter: Tensor) -> None:
+        """Begin a step of a parameter of any shape, without its gradient."""
+
+    def step_part(self, parameter: Tensor, gradient: Tensor, first: int) -> None:
+        """Apply the gradient (N,) of N values of a parameter of any shape, in memory order from ``first`` on.
+
+        It is called in ``no_grad``. A step has all parts once, in order; each begins at a multiple of
+        :data:`PART_MULTIPLE`.
+        """
 
 
 class WrappingRule:
@@ -77,21 +94,36 @@ class FusedSGD:
     def step(self, parameter: Tensor) -> None:
         """Apply the gradient of a parameter of any shape; on the meta device only the state is made."""
         gradient = fit_gradient(parameter)
-        first = bool(self.names) and "momentum_buffer" not in self.state
-        if first:
+        self.begin(parameter)
+        self._update(*map(_contiguous, (parameter, gradient, *self._momentum())))
+
+    def begin(self, parameter: Tensor) -> None:
+        """Make the state of a parameter of any shape, if there is none yet."""
+        self._is_first = bool(self.names) and "momentum_buffer" not in self.state
+        if self._is_first:
             self.state["momentum_buffer"] = torch.empty_like(parameter, requires_grad=False)
+
+    def step_part(self, parameter: Tensor, gradient: Tensor, first: int) -> None:
+        """See :meth:`PartialRule.step_part`: a parameter of any shape, and the gradient (N,)."""
+        self._update(*_part(gradient, first, parameter, *self._momentum()))
+
+    def _momentum(self) -> list[Tensor]:
+        return [self.state[name] for name in self.names]
+
+    def _update(self, parameter: Tensor, gradient: Tensor, *momentum: Tensor) -> None:
+        """Update contiguous tensors of one shape."""
         if not parameter.is_meta:
             torch._fused_sgd_(
-                [_contiguous(parameter)],
-                [_contiguous(gradient)],
-                [_contiguous(self.state[name]) for name in self.names],
+                [parameter],
+                [gradient],
+                [*momentum],
                 weight_decay=self.weight_decay,
                 momentum=self.momentum,
                 lr=self.lr,
                 dampening=0.0,
                 nesterov=False,
                 maximize=False,
-                is_first_step=first,
+                is_first_step=self._is_first,
             )
 
 
@@ -106,20 +138,35 @@ class FusedAdamW:
     @_without_graph
     def step(self, parameter: Tensor) -> None:
         """Apply the gradient of a parameter of any shape; on the meta device only the state is made."""
-        gradient, state = fit_gradient(parameter), self.state
-        if "step" not in state:
-            state["step"] = torch.zeros((), device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
-        state["step"] += 1
+        gradient = fit_gradient(parameter)
+        self.begin(parameter)
+        self._update(*map(_contiguous, (parameter, gradient, *self._moments())))
+
+    def begin(self, parameter: Tensor) -> None:
+        """Make the state of a parameter of any shape, if there is none yet, and count the step."""
+        if "step" not in self.state:
+            self.state["step"] = torch.zeros((), device=parameter.device)
+            for name in self.names:
+                self.state[name] = torch.zeros_like(parameter, requires_grad=False)
+        self.state["step"] += 1
+
+    def step_part(self, parameter: Tensor, gradient: Tensor, first: int) -> None:
+        """See :meth:`PartialRule.step_part`: a parameter of any shape, and the gradient (N,)."""
+        self._update(*_part(gradient, first, parameter, *self._moments()))
+
+    def _moments(self) -> list[Tensor]:
+        return [self.state[name] for name in self.names]
+
+    def _update(self, parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor) -> None:
+        """Update contiguous tensors of one shape."""
         if not parameter.is_meta:
             torch._fused_adamw_(
-                [_contiguous(parameter)],
-                [_contiguous(gradient)],
-                [_contiguous(state["exp_avg"])],
-                [_contiguous(state["exp_avg_sq"])],
+                [parameter],
+                [gradient],
+                [mean],
+                [square],
                 [],
-                [state["step"]],
+                [self.state["step"]],
                 lr=self.lr,
                 beta1=_BETAS[0],
                 beta2=_BETAS[1],
@@ -134,6 +181,18 @@ def _contiguous(tensor: Tensor) -> Tensor:
     """The tensor, of any shape, or a view (N,) of it in memory order, which elementwise steps may take in its place."""
     values = None if tensor.is_contiguous() else memory_order(tensor)
     return tensor if values is None else values
+
+
+def _part(gradient: Tensor, first: int, parameter: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+    """A part of a parameter and of its state, of any shape, with the gradient (N,), all (N,)."""
+    piece = slice(first, first + len(gradient))
+    weights, *kept = (values_in_memory(each)[piece] for each in (parameter, *state))
+    return weights, gradient, *kept
+
+
+def values_in_memory(tensor: Tensor) -> Tensor:
+    """A dense tensor of any shape as a vector (N,) in the order of its memory, not a copy."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
 def fit_gradient(parameter: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from snugfit._chain import Chain, Unit, distinct_state, load_into, on_meta_or, release
+from snugfit._chain import Chain, Unit, distinct_state, layers_called_once, load_into, on_meta_or, release
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.parts import largest_parts
@@ -74,7 +74,10 @@ def by_own_loss(make_forward: MakeForward) -> MakeTrainer:
 
     def make(chain: Chain, module: nn.Module, workload: Workload, micro_batches: int) -> NetworkTrainer:
         forward = make_forward(chain)
-        return NetworkTrainer(module, forward, workload, micro_batches, chain.loss, chain.optimizer)
+        trainer = NetworkTrainer(module, forward, workload, micro_batches, chain.loss, chain.optimizer)
+        for unit in () if chain.undivided else chain.all_units:
+            trainer.optimizers.apply_in_parts(layers_called_once(unit.module))
+        return trainer
 
     return make
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from snugfit._chain import tracking_norms
+from snugfit._chain import layers_called_once, tracking_norms
 from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import Deferred
 from snugfit._training.network import mismatch_errors
@@ -83,6 +83,7 @@ class LocalUnit:
         named += [(f"loss/{name}", parameter) for name, parameter in loss.named_parameters()]
         self.optimizers = ParameterOptimizers(named, workload.optimizer)
         self.optimizers.apply_in_backward()
+        self.optimizers.apply_in_parts([*layers_called_once(unit), *loss.modules()])
         self.precision = workload.precision
 
     def step(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, StepResult]:
