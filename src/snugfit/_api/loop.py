@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -138,6 +139,8 @@ class FitStep:
         self._first_lr = self._lr = network.optimizer.lr
         self._kinds = [kind_of(each)[0] for each in example]
         self._inputs = network.chain.inputs
+        usual = -100 if network.loss is nn.functional.cross_entropy else None
+        self._ignored = getattr(network.loss, "ignore_index", usual)
         self._known = {*part_sizes(plan.batch_size, plan.micro_batches)}
         self._steps = self._measured = 0
         self._closed = False
@@ -198,6 +201,12 @@ class FitStep:
             )
         if not 0 < count <= self.plan.batch_size:
             raise UsageError(f"a step got {count} images, and the plan is for 1 to batch_size={self.plan.batch_size}.")
+        if self._ignored is not None and count > self.plan.micro_batch and bool((targets == self._ignored).any()):
+            raise UsageError(
+                f"a step got targets of {self._ignored}, which the loss ignores, and divides its images into "
+                f"micro-batches of {self.plan.micro_batch}, whose means would not be that of the batch. Leave these "
+                "images out, use a larger memory=, or smaller batches."
+            )
 
     def _tick(self) -> None:
         """Read the peak, and let the limit follow the memory that is mapped; trim the heap at times."""
@@ -222,6 +231,8 @@ class FitStep:
 
     @lr.setter
     def lr(self, value: float) -> None:
+        if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise UsageError(f"step.lr must be a number of 0 or more, not {value!r}.")
         self._lr = value
         self._trainer.optimizers.set_lr_factor(value / self._first_lr)
 
@@ -294,7 +305,11 @@ def fit(
     require_optimizer_name(options.get("optimizer"), "'sgd' or 'adamw'", _OWN_OPTIMIZER)
     chosen = from_keywords(LoopOptions, {"memory": memory, **options})
     _require_example(example)
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model is {model!r}; pass a module.")
     device = module_device(model)
+    if not any(each.requires_grad for each in model.parameters()):
+        raise ModelError(f"no parameter of {type(model).__name__} requires a gradient: there is nothing to train.")
     resting = baseline(None, device)
     meter = make_meter(resting, device)  # its thread begins before memory is limited
     with MemoryLimit(int(parse_bytes(chosen.memory)), resting, device) as limit:

@@ -207,6 +207,8 @@ def plan(
     name = FROM_PYTHON if splits is not None else None if data is None else str(data)
     request = replace(request, data=replace(request.data, data=name))
     if budget is not None:
+        if not isinstance(budget, Budget):
+            raise UsageError(f"budget is {budget!r}; pass a snugfit.Budget, or an option like memory=.")
         if request.budget != BudgetOptions():
             keywords = ", ".join(f"{each.name}=" for each in fields(BudgetOptions))
             raise UsageError(f"give the budget once: as snugfit.Budget(...), or as {keywords}.")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import random
+import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -15,6 +17,7 @@ import torch
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from snugfit._chain.inputs import pack_inputs
@@ -65,7 +68,9 @@ def trace(model: nn.Module, inputs: Sequence[Input] = ()) -> Traced:
     the graph follows ``train()`` and ``eval()``.
 
     Raises:
-        IndivisibleError: the control flow depends on data or, in the outermost module, on ``self.training``.
+        IndivisibleError: the control flow depends on data or, in the outermost module, on ``self.training``; or the
+            model does what a graph would not repeat: it overrides ``train``, changes autograd's mode or autocast, or
+            draws random numbers of its own.
         ModelError: it takes several inputs.
     """
     parameters = list(inspect.signature(type(model).forward).parameters.values())[1:]
@@ -75,6 +80,7 @@ def trace(model: nn.Module, inputs: Sequence[Input] = ()) -> Traced:
     for each in others:
         if each.name not in defaults and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
             raise _several_inputs(model, each.name)
+    _require_plain_modes(model)
     with _buffers_kept(model):
         graph, constants = _graph(model, defaults)
     _drop_other_inputs(model, graph, taken)
@@ -102,7 +108,7 @@ def _graph_of(model: nn.Module, defaults: dict[str, Any], *, with_buffers: bool)
     while True:
         seen: set[str] = set()
         error: Exception | None = None
-        with _watched_training(model, seen):
+        with _watched_training(model, seen), _random_numbers_kept() as drew:
             before = set(model.__dict__)
             try:
                 graph = _Tracer(whole, with_buffers).trace(model, concrete_args=defaults)
@@ -120,9 +126,25 @@ def _graph_of(model: nn.Module, defaults: dict[str, Any], *, with_buffers: bool)
             raise IndivisibleError(
                 f"{type(model).__name__} cannot be traced: {first_line(error)} ({_location(error)})"
             ) from error
+        if not seen and drew():
+            kind = type(model).__name__
+            raise IndivisibleError(f"{kind}.forward draws random numbers, which a traced chain would draw once")
         if not seen:
             return graph, constants
         whole |= seen
+
+
+def _require_plain_modes(model: nn.Module) -> None:
+    """Refuse an overridden ``train``, by which fine-tuning keeps norms in evaluation mode, and norms that read counts.
+
+    Units would not call the one, and the others do not run on the meta device.
+    """
+    for name, module in model.named_modules():
+        if not is_torch_class(module) and type(module).train is not nn.Module.train:
+            owner = f"'{name}'" if name else "the model"
+            raise IndivisibleError(f"{type(module).__name__}.train of {owner} is overridden, which no unit calls")
+        if isinstance(module, _BatchNorm) and module.momentum is None and module.track_running_stats:
+            raise IndivisibleError(f"'{name}' has momentum=None, whose share of a batch is a value of its count")
 
 
 def assemble(graph: fx.Graph, attributes: dict[str, Any], persistent: set[str]) -> fx.GraphModule:
@@ -176,6 +198,12 @@ class _Tracer(fx.Tracer):
     def __init__(self, whole: set[str], with_buffers: bool) -> None:
         super().__init__()
         self.whole, self.proxy_buffer_attributes = whole, with_buffers
+        self._modes = _modes()
+
+    def create_node(self, kind: str, *args: Any, **options: Any) -> fx.Node:
+        if kind.startswith("call") and _modes() != self._modes:
+            raise RuntimeError("it runs layers under no_grad or autocast, which a graph does not keep")
+        return super().create_node(kind, *args, **options)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return (
@@ -186,6 +214,29 @@ class _Tracer(fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         return a if isinstance(a, _TrainingFlag) else super().create_arg(a)
+
+
+def _modes() -> tuple[bool, ...]:
+    """What contexts in a forward pass change."""
+    autocasts = (torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *autocasts
+
+
+@contextlib.contextmanager
+def _random_numbers_kept() -> Iterator[Callable[[], bool]]:
+    """Undo what is drawn of random numbers in the context; gives a function that then says whether any were."""
+    python, of_torch, numpy = random.getstate(), torch.get_rng_state(), sys.modules.get("numpy.random")
+    of_numpy = numpy.get_state() if numpy else None
+    drawn: list[bool] = []
+    try:
+        yield lambda: any(drawn)
+    finally:
+        drawn += [random.getstate() != python, not torch.equal(torch.get_rng_state(), of_torch)]
+        random.setstate(python)
+        torch.set_rng_state(of_torch)
+        if numpy and of_numpy:
+            drawn.append(repr(numpy.get_state()[2:]) != repr(of_numpy[2:]))  # a draw moves the position
+            numpy.set_state(of_numpy)
 
 
 @contextlib.contextmanager

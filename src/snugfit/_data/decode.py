@@ -176,6 +176,8 @@ def _check_pixels(width: int, height: int) -> None:
 
 
 def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode == "F" or (image.mode == "I" and image.format is None):
+        raise ValueError(f"pixels of mode {image.mode} have no known range; convert the image to mode L or RGB")
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode == "P" and "transparency" in image.info:

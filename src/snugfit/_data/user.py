@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -138,8 +139,9 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Unpac
 
     A label is the number of a class, or a vector with a 0 or 1 for each class, if an image may have several or none;
     a network then ends in a logit for each class, and is trained by binary cross entropy (``--task multi-label``).
-    Labels come from ``targets`` or ``labels`` if a data set has them; otherwise every item is read once. Splits that
-    are missing are made from ``train``: ``val_fraction`` of its images each, stratified and determined by ``seed``.
+    Labels come from ``targets`` or ``labels`` if a data set has them, and a few items have the same; otherwise every
+    item is read once. Splits that are missing are made from ``train``: ``val_fraction`` of its images each, stratified
+    and determined by ``seed``.
 
     Args:
         train, val, test: map-style data sets.
@@ -155,6 +157,7 @@ def from_dataset(train: Any, val: Any = None, test: Any = None, **options: Unpac
         DataError: an image or label cannot be used; the message names its index.
     """
     chosen = from_keywords(DatasetOptions, options)
+    chosen = replace(chosen, mean=_numbers("mean", chosen.mean), std=_numbers("std", chosen.std))
     sources = {"train": train, "val": val, "test": test}
     given = {key: _map_style(dataset, key) for key, dataset in sources.items() if dataset is not None}
     keys = _keys(chosen.inputs)
@@ -285,6 +288,14 @@ def _is_plain(loader: DataLoader[Any]) -> bool:
     return type(sampler) is SequentialSampler
 
 
+def _numbers(name: str, given: Any) -> Sequence[float] | None:
+    """Numbers of a sequence, or of a tensor or array (C,); raises UsageError for anything else."""
+    try:
+        return None if given is None else tuple(float(each) for each in given)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{name} has a number for each channel, like (0.5, 0.5, 0.5), not {given}.") from error
+
+
 def _normalisation(mean: Sequence[float] | None, std: Sequence[float] | None, channels: int) -> Normalisation | None:
     """Mean and standard deviation as given; None if they are not."""
     if mean is None and std is None:
@@ -325,7 +336,7 @@ def labels_of(dataset: Any, name: str = "train", keys: tuple[str, ...] = ()) -> 
         inner: np.ndarray = labels_of(dataset.dataset, name, keys)
         return np.asarray(inner[np.asarray(dataset.indices)])
     listed = _listed_labels(dataset)
-    if listed is None:
+    if listed is None or not _are_those_of_items(listed, dataset, keys):
         listed = [_sample(dataset, index, keys)[1] for index in range(len(dataset))]
     if is_vector(next(iter(listed))):
         return label_vectors(listed, len(dataset), name)
@@ -341,6 +352,17 @@ def _listed_labels(dataset: Any) -> Any:
     if getattr(dataset, "target_transform", None) is not None:
         return None
     return next((found for key in ("targets", "labels") if (found := getattr(dataset, key, None)) is not None), None)
+
+
+def _are_those_of_items(listed: Any, dataset: Any, keys: tuple[str, ...]) -> bool:
+    """Whether a list of labels has one for each item, and those of a few readable items: others may be relabelled."""
+    if not hasattr(listed, "__getitem__") or not hasattr(listed, "__len__") or len(listed) != len(dataset):
+        return False
+    for index in np.linspace(0, len(dataset) - 1, _LOOKED_AT, dtype=int).tolist():
+        with suppress(DataError):
+            if not np.array_equal(listed[index], _sample(dataset, index, keys)[1]):
+                return False
+    return True
 
 
 def _sample(dataset: Any, index: int, keys: tuple[str, ...] = ()) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ from torch import nn
 from snugfit import _data as datasets
 from snugfit import _models as models
 from snugfit._chain import Chain, UnitStore, initialise_by_reset, release, spill_module
+from snugfit._core.amounts import height_and_width
 from snugfit._core.known import check_shape, check_strategies
 from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.options import data_sets_in
@@ -36,7 +37,7 @@ from snugfit._training.own_optimizer import OwnOptimizer
 from snugfit._training.own_parts import FUNCTIONS, OwnParts
 from snugfit._training.seeding import derive_seed
 from snugfit._training.strategy import Strategy, TrainingData
-from snugfit.errors import DataError, UsageError
+from snugfit.errors import DataError, ModelError, UsageError
 from snugfit.memory.process import library_import
 
 _DEFAULTS = {
@@ -168,6 +169,7 @@ def own_splits(data: Any, request: Request) -> Splits | None:
     if data is None or isinstance(data, (str, Path)):
         return None
     if isinstance(data, Splits):
+        _require_as_divided(data, request)
         return data
     if request.data.task == "detect":
         raise UsageError("boxes are read from files: give the name of a folder, or snugfit.load_boxed(...).")
@@ -177,6 +179,28 @@ def own_splits(data: Any, request: Request) -> Splits | None:
     with library_import():  # PIL
         from snugfit._data.user import from_dataset
     return from_dataset(*parts, **_division(request))
+
+
+def _require_as_divided(splits: Splits, request: Request) -> None:
+    """Refuse options of how data is read and divided that differ from how it has been.
+
+    Raises:
+        UsageError: there is such an option.
+    """
+    options, sides = request.data, request.model.sides
+    others = [part for part in (splits.val, splits.test) if part is not None]
+    unlike = {
+        "image_size": sides is not None and height_and_width(sides) != tuple(splits.image_shape[1:]),
+        "max_train": options.max_train is not None and options.max_train < len(splits.train),
+        "max_val": options.max_val is not None and any(options.max_val < len(part) for part in others),
+        "classes": options.classes not in (None, len(splits.class_names)),
+    }
+    ignored = [name for name, differs in unlike.items() if differs]
+    if ignored:
+        raise UsageError(
+            f"the data was read and divided before, with other values of {', '.join(ignored)}: give them to "
+            "snugfit.from_dataset, or pass the data sets themselves."
+        )
 
 
 def for_data(request: Request, splits: Splits | None) -> Request:
@@ -207,7 +231,8 @@ def assemble(
         made = build_on_meta(name, len(splits.class_names), shape)
         chain = Chain.from_any_module(made, shape, name, splits.inputs)
     else:
-        module = module_of(module)
+        module = module_of(module, derive_seed(request.training.seed, "weights"))
+        _require_float32(module)
         name = type(module).__name__
         chain = on_meta(Chain.from_any_module(module, shape, name, splits.inputs))
     chain.loss = own.loss
@@ -220,6 +245,15 @@ def assemble(
     named = data_sets_in(request.strategy)
     others = {option: _images_like(request, other, option, shape) for option, other in named.items()}
     return Assembly(request, splits, chain, workload, module, others, own)
+
+
+def _require_float32(module: nn.Module) -> None:
+    """Refuse weights of another type than float32, which images have."""
+    for dtype in {each.dtype for each in module.parameters() if each.is_floating_point()} - {torch.float32}:
+        raise ModelError(
+            f"{type(module).__name__} has weights in {str(dtype).removeprefix('torch.')}; pass it in float32, by "
+            "model.float(). precision= and weight_dtype= choose other types."
+        )
 
 
 def _images_like(request: Request, name: str, option: str, shape: tuple[int, int, int]) -> ImageSet:

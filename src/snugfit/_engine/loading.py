@@ -103,7 +103,7 @@ class Architecture:
         Raises:
             CheckpointError: there is none, or it is damaged.
         """
-        return read_data(cls, folder / _FILE)
+        return read_data(cls, Path(folder) / _FILE)
 
     def build(self) -> nn.Module:
         """The full network on the meta device.
@@ -153,9 +153,23 @@ def build_on_meta(name: str, classes: int, shape: tuple[int, int, int]) -> nn.Mo
         return models.build(name, classes, min(shape[1:]), shape[0])
 
 
-def module_of(model: ModuleOrFactory) -> nn.Module:
-    """The module itself, or what the function makes."""
-    return model if isinstance(model, nn.Module) else model()
+def module_of(model: ModuleOrFactory, seed: int | None = None) -> nn.Module:
+    """The module itself, or what the function makes, with random weights of a seed.
+
+    Raises:
+        ModelError: it is neither, or the function makes no module.
+    """
+    if isinstance(model, nn.Module):
+        return model
+    if not callable(model):
+        raise ModelError(f"model= is {model!r}; pass a module, a function that makes one, or the name of a model.")
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        made = model()
+    if not isinstance(made, nn.Module):
+        raise ModelError(f"the function that makes the model returned {type(made).__name__}; return the module.")
+    return made
 
 
 def load(folder: Path, model: ModuleOrFactory | None = None) -> nn.Module:

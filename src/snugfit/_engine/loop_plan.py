@@ -151,7 +151,8 @@ def on_meta(model: nn.Module) -> nn.Module:
         made = torch.empty_like(tensor, device="meta")
         return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
-    tensors = [*model.parameters(), *model.buffers()]
+    plain = (each for layer in model.modules() for each in vars(layer).values() if isinstance(each, Tensor))
+    tensors = [*model.parameters(), *model.buffers(), *plain]
     return copy.deepcopy(model, {id(each): empty(each) for each in tensors}).float()
 
 

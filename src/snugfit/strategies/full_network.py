@@ -92,6 +92,12 @@ def in_weight_dtype(chain: Chain, workload: Workload) -> Chain:
     return chain
 
 
+def reasons_against_training(chain: Chain) -> list[str]:
+    """Why nothing can be trained by the network's own loss."""
+    parameters = (each for unit in chain.all_units for each in unit.module.parameters())
+    return [] if any(each.requires_grad for each in parameters) else ["no parameter requires a gradient"]
+
+
 def reasons_against_rounding(workload: Workload, chain: Chain) -> list[str]:
     """Why the weights of a network that cannot be divided cannot be stored in fewer bits, if that is asked for."""
     if not chain.undivided or workload.weight_dtype == "float32":
@@ -411,8 +417,8 @@ class FullNetwork(MicroBatching, ABC):
         """What makes the trainer of a chain with these units."""
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
-        """Reasons why it cannot serve this model: it has no units."""
-        return chain.reasons_against_units() if chain.undivided else []
+        """Reasons why it cannot serve this model: nothing trains, or it has no units."""
+        return reasons_against_training(chain) or (chain.reasons_against_units() if chain.undivided else [])
 
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """The whole network's step, with gradients applied at once, and with gradients held if a batch may not fit."""

@@ -1,5 +1,8 @@
 """Models that cannot become a chain, and what the messages say."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from chain_zoo import SHAPE, StochasticDepth
@@ -140,3 +143,87 @@ class OneSize(nn.Module):
 def test_words_of_a_traced_assertion_name_no_proxy():
     with pytest.raises(ModelError, match=r"shape 1x16x16: Input height doesn't match model \(8\)\. Check image size"):
         Chain.from_module(OneSize(), (1, 16, 16))
+
+
+class FrozenByContext(Net):
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.conv(x)
+        return self.fc(self.conv2(x).mean((2, 3)))
+
+
+class InBfloat16(Net):
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+class DropsLayers(Net):
+    def forward(self, x):
+        return super().forward(x) if torch.rand(1).item() < 0.5 else self.fc(self.conv(x).mean((2, 3)))
+
+
+class DrawsInPython(Net):
+    def forward(self, x):
+        return super().forward(x * random.uniform(0.9, 1.1))
+
+
+class DrawsByNumpy(Net):
+    def forward(self, x):
+        return super().forward(x * np.random.rand())
+
+
+class FreezesNorms(Net):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x):
+        return super().forward(self.norm(x))
+
+
+class AveragesAllBatches(Net):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3, momentum=None)
+
+    def forward(self, x):
+        return super().forward(self.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (AveragesAllBatches, "'norm' has momentum=None"),
+        (FrozenByContext, "under no_grad or autocast"),
+        (InBfloat16, "under no_grad or autocast"),
+        (DropsLayers, "draws random numbers"),
+        (DrawsInPython, "draws random numbers"),
+        (DrawsByNumpy, "draws random numbers"),
+        (FreezesNorms, "FreezesNorms.train of the model is overridden"),
+    ],
+)
+def test_what_a_graph_would_lose_keeps_a_network_whole(kind, reason):
+    torch.manual_seed(0)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[2:]
+    model = kind()
+    torch.set_rng_state(states[0])
+    with pytest.raises(ModelError, match=reason):
+        Chain.from_module(model, SHAPE)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (random.getstate(), np.random.get_state()[2:]) == states[1:]
+
+
+def test_a_frozen_part_under_no_grad_is_not_trained():
+    torch.manual_seed(0)
+    model = FrozenByContext()
+    before = model.conv.weight.detach().clone()
+    chain = Chain.from_any_module(model, SHAPE)
+    chain.forward(torch.randn(2, *SHAPE)).sum().backward()
+    assert chain.undivided and model.conv.weight.grad is None
+    assert torch.equal(model.conv.weight, before)

@@ -59,7 +59,7 @@ def test_missing_parts_are_split_off():
 def test_labels_are_taken_without_reading_images():
     data = Listed(items(), targets=[i % 2 for i in range(20)])
     from_dataset(data)
-    assert data.reads == 1
+    assert data.reads <= 9, "the first, and a few whose labels are compared"
     images, labels = torch.zeros(20, 1, 8, 8, dtype=torch.uint8), torch.arange(20) % 4
     splits = from_dataset(Subset(TensorDataset(images, labels), [4, 5, 6, 7]), TensorDataset(images, labels))
     assert splits.train.labels.tolist() == [0, 1, 2, 3]

@@ -27,6 +27,7 @@ from snugfit.strategies.full_network import (
     by_own_loss,
     network_shortfall,
     reasons_against_rounding,
+    reasons_against_training,
 )
 from snugfit.strategies.micro_batch import BatchNormMode, line_name
 
@@ -74,7 +75,8 @@ class Backprop(FullNetwork):
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why batch norms cannot work as asked, or weights cannot be rounded."""
-        reasons = _whole_batch().reasons_against(chain) if self._normalises_whole_batches(chain) else []
+        reasons = reasons_against_training(chain)
+        reasons += _whole_batch().reasons_against(chain) if self._normalises_whole_batches(chain) else []
         return reasons + reasons_against_rounding(workload, chain)
 
     def prepared(self, workload: Workload, chain: Chain) -> Backprop:

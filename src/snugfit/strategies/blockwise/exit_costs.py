@@ -59,6 +59,7 @@ def _pass(module: nn.Module, forward: Callable[[Tensor], object], shape: Sequenc
     ``forward`` takes images (B, ...). It is not called through the module, whose call would keep its input.
     """
     memory_format = torch.channels_last if len(shape) == 3 else torch.contiguous_format
+    module.to("meta")  # buffers that are not stored have their values after training
     counter, found = LiveBytes([*module.eval().parameters(), *module.buffers()]), list[LayerCost]()
     held, others = counter.live, {id(each): each.nbytes for each in module.parameters()}
 

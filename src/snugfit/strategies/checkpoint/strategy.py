@@ -41,6 +41,7 @@ from snugfit.strategies.full_network import (
     network_probe,
     network_shortfall,
     reasons_against_rounding,
+    reasons_against_training,
 )
 from snugfit.strategies.micro_batch import MicroBatching, hold_modes
 from snugfit.strategies.recomputation.module_costs import reasons_against_modules
@@ -67,6 +68,8 @@ class Checkpoint(MicroBatching):
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why it cannot train this model: a recomputed layer must compute the same twice."""
+        if frozen := reasons_against_training(chain):
+            return frozen
         if chain.undivided:
             reasons = reasons_against_modules(chain) + reasons_against_rounding(workload, chain)
             paged = [f"--activations paged {reason}" for reason in chain.reasons_against_units()]

@@ -29,6 +29,7 @@ from snugfit.strategies.full_network import (
     network_cost,
     network_probe,
     network_shortfall,
+    reasons_against_training,
 )
 from snugfit.strategies.memory_estimates import available_headroom
 from snugfit.strategies.micro_batch import hold_modes, probe_of_line
@@ -56,7 +57,7 @@ class Tiled(TiledSettings):
         """Reasons why it cannot train this model."""
         if chain.undivided or chain.inputs:
             return chain.reasons_against_units()
-        reasons = chain.reasons_against_units()
+        reasons = chain.reasons_against_units() + reasons_against_training(chain)
         if self.scratch == "on" and hardware.device != "cpu":
             reasons.append("--scratch on stores feature maps in files, which requires --device cpu")
         try:
