@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from parity_helpers import assert_same, interrupt, network
+from PIL import Image
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import snugfit
 from snugfit._storage.files import write_json_atomic
@@ -49,3 +51,23 @@ def test_another_workload_is_still_refused(tmp_path: Path) -> None:
     changed(tmp_path / "run", train_count=79)
     with pytest.raises(CheckpointError, match="model or data have changed since the run"):
         snugfit.resume(tmp_path / "run", (), model=network(1))
+
+
+def photo_network() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2))
+
+
+def test_other_names_of_classes_are_refused(tmp_path: Path) -> None:
+    """A renamed folder would give every image another label."""
+    photos = tmp_path / "photos"
+    for label in ("daisy", "rose"):
+        (photos / label).mkdir(parents=True)
+        for index in range(12):
+            Image.new("RGB", (8, 8), (index, 90, 9)).save(photos / label / f"{index}.png")
+    options = {**OPTIONS, "batch_size": 4, "max_train": None, "max_val": None}
+    interrupt(snugfit.plan(photo_network(), f"folder:{photos}", **options), tmp_path / "run")
+    (photos / "daisy").rename(photos / "zinnia")
+    with pytest.raises(CheckpointError, match=r"classes of the data have changed .*'daisy' is in one of them alone"):
+        snugfit.resume(tmp_path / "run", (), model=photo_network())
+    (photos / "zinnia").rename(photos / "daisy")
+    assert snugfit.resume(tmp_path / "run", (), model=photo_network()).class_names == ("daisy", "rose")

@@ -109,6 +109,11 @@ class StrategyConfig:
             raise UsageError(f"--strategy {self.name} {reason}; use sgd or adamw.")
         if (reason := self.contradiction(request)) is not None:
             raise UsageError(f"--strategy {self.name}: {reason}.")
+        if request.budget.devices > 1 and not self.worker:
+            raise UsageError(
+                f"--strategy {self.name} trains in one process, and not over --devices {request.budget.devices}; leave "
+                "one of them out."
+            )
         if (scheme := self._foreign_scheme(request)) is not None:
             raise UsageError(f"{self.name} has no scheme {scheme}; --scheme is {', '.join(self.schemes)} there.")
 

@@ -22,7 +22,7 @@ from snugfit._core.amounts import Sides, height_and_width
 from snugfit._data.files import check_regular
 from snugfit.errors import DataError, UsageError
 
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp"})
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp"})
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 for _plugin in ("Jpeg", "Png", "WebP", "Gif", "Bmp"):  # now, and not when memory counts
     importlib.import_module(f"PIL.{_plugin}ImagePlugin")

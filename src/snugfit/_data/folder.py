@@ -86,10 +86,14 @@ def _all_images(parts: dict[str, Path], names: Sequence[str], decoder: Decoder) 
 
 def _class_folders(folder: Path) -> tuple[str, ...]:
     """Names of the visible sub-folders, sorted; there must be two."""
-    names = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and visible(entry)))
+    names = _visible_folders(folder)
     if len(names) < 2:
         raise DataError(f"{folder} has {len(names)} class folder(s); at least two are needed, one per class.")
     return names
+
+
+def _visible_folders(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and visible(entry)))
 
 
 def _class_images(folder: Path, class_names: Sequence[str], decoder: Decoder, links: list[Path]) -> FileImages:
@@ -118,7 +122,7 @@ def _holds_folders(folder: Path) -> bool:
 
 
 def _check_same_classes(folder: Path, names: tuple[str, ...], train: Path) -> None:
-    different = sorted(set(_class_folders(folder)) ^ set(names))
+    different = sorted(set(_visible_folders(folder)) ^ set(names))
     if different:
         raise DataError(f"{train} and {folder} have different classes: only one of them has '{different[0]}'.")
 

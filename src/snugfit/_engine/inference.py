@@ -22,6 +22,7 @@ from snugfit._core.request import Request
 from snugfit._core.workload import TaskName
 from snugfit._data import ImageSet, Transform, image_folder
 from snugfit._data.decode import EXTENSIONS, Decoder, upright_size
+from snugfit._data.files import walk
 from snugfit._data.prepared import AsIs
 from snugfit._engine.loading import Architecture, ModuleOrFactory, load
 from snugfit._engine.tasks import rules_of
@@ -243,8 +244,7 @@ def _image_paths(path: Path) -> list[Path]:
         return [path]
     if not path.exists():
         raise DataError(f"{path} does not exist; give an image, or a folder of images.")
-    named = sorted(p for p in path.rglob("*") if p.suffix.lower() in EXTENSIONS and not p.name.startswith("."))
-    paths = [p for p in named if not p.is_dir()]
+    paths = sorted(walk(path, EXTENSIONS, []))
     if not paths:
         raise DataError(f"there are no images in {path} (looked for {', '.join(sorted(EXTENSIONS))}).")
     return paths

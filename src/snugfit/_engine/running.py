@@ -29,7 +29,7 @@ from snugfit._data.device_transform import Placement
 from snugfit._engine.builder import assemble, own_splits
 from snugfit._engine.distributed import commands_of_run
 from snugfit._engine.history import keep_run
-from snugfit._engine.loading import ModuleOrFactory
+from snugfit._engine.loading import Architecture, ModuleOrFactory
 from snugfit._engine.planning import Planned
 from snugfit._engine.process import baseline, choose_device
 from snugfit._engine.run_memory import by_flag, memory_at_rest, run_limit
@@ -148,11 +148,24 @@ def reopen(
     with run_limit(plan, resting, device):
         assembly = assemble(request, None if data is None else own_splits(data, request), model, own)
         own.check(assembly.workload, device)
+    _require_same_classes(folder, assembly.splits.class_names)
     reopened = replace(assembly.workload, data=plan.workload.data, pretrained=plan.workload.pretrained)
     if reopened != plan.workload:  # plans of earlier versions do not tell of pre-trained weights
         what = "model, data or the optimizer's state" if own.optimizer is not None else "model or data"
         raise CheckpointError(f"{what} have changed since the run in {folder} began; start a new run.")
     return Planned(plan, profile, assembly, resting, profile)
+
+
+def _require_same_classes(folder: Path, class_names: Sequence[str]) -> None:
+    """Refuse other names of classes than those that the run in a folder learns: every label would be another."""
+    before = Architecture.read(folder).class_names
+    if tuple(class_names) != tuple(before):
+        names = [*(set(before) - set(class_names)), *(set(class_names) - set(before))]
+        what = f"'{min(names)}' is in one of them alone" if names else "their order differs"
+        raise CheckpointError(
+            f"the classes of the data have changed since the run in {folder} began: {what}. Restore the data, or start "
+            "a new run."
+        )
 
 
 def _require_begun(folder: Path) -> None:

@@ -139,6 +139,13 @@ def test_files_have_the_labels_of_their_line(tmp_path: Path, text: str | None) -
     splits.close()
 
 
+def test_a_single_column_may_be_a_class(tmp_path: Path) -> None:
+    rows = "\n".join(f"photos/{copy}-0.jpg,{copy % 2}" for copy in range(10))
+    splits = load_labelled(str(write(tmp_path, f"file,cat\n{rows}\n", copies=10)), image_size=8)
+    assert splits.class_names == ("cat",)
+    assert sorted(row for part in parts(splits) for row in part) == [[0]] * 5 + [[1]] * 5
+
+
 def test_one_list_is_divided(tmp_path: Path) -> None:
     splits = load_labelled(str(write(tmp_path / "a", copies=10) / "labels.csv"), image_size=8)
     assert sorted(row for part in parts(splits) for row in part) == sorted(EXPECTED * 10)
@@ -162,6 +169,7 @@ def test_one_list_is_divided(tmp_path: Path) -> None:
         ("file,labels\nphotos/0-0.jpg,a,b\n", "line 2: there are 3 columns, but the first line has 2"),
         ("file,a,a\nphotos/0-0.jpg,1,0\n", "begins with 'file,a,a'"),
         ("file,a,b\nphotos/0-0.jpg,1,yes\n", "line 2: 'yes' is neither 0 nor 1"),
+        ("photos/0-0.jpg,cat\nphotos/0-1.png,dog\n", "line 2: 'dog' is neither 0 nor 1.*called 'labels'"),
     ],
 )
 def test_a_bad_list_is_refused(tmp_path: Path, text: str, said: str) -> None:

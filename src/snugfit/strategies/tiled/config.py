@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from snugfit._core.option_groups import BaseRequest, Pixels
@@ -21,6 +22,7 @@ from snugfit._core.options import (
     with_help,
 )
 from snugfit._core.strategy_config import StrategyConfig
+from snugfit.errors import UsageError
 from snugfit.strategies.micro_batch import AccumulationOptions
 
 Tiles = Annotated[
@@ -129,6 +131,18 @@ class Config(StrategyConfig):
     expected_loss = 0
     no_averaging = "because averaged weights would need whole feature maps"
     last_resort = "on one device tiles save memory and no time"
+
+    def check_names(self, request: BaseRequest) -> None:
+        """Check the file of a cluster, and what needs one.
+
+        Raises:
+            UsageError: there is no such file, or tiles are to follow speeds that it would name.
+        """
+        cluster = getattr(request.strategy, "cluster", None)
+        if cluster is not None and not Path(cluster).is_file():
+            raise UsageError(f"--cluster: there is no file {cluster}; `snugfit cluster doctor --out` writes one.")
+        if cluster is None and getattr(request.strategy, "tile_sizes", "equal") == "speed":
+            raise UsageError("--tile-sizes speed requires the speeds of a --cluster.")
 
     def contradiction(self, request: BaseRequest) -> str | None:
         """Processes exchange tiles in one type."""
