@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from snugfit._core.explanation import kept_memory_note
-from snugfit._core.plan import Candidate, Correction, Plan
+from snugfit._core.explanation import explanation_of, kept_memory_note
+from snugfit._core.plan import Candidate, Correction, Plan, ranked
 from snugfit._planner.calibration import PastRun, corrected, correction
 from snugfit.memory.freed_memory import kept_peak
 
@@ -16,7 +16,7 @@ def with_kept_memory(plan: Plan, runs: Sequence[PastRun] = ()) -> Plan:
 
     Unchanged if memory is the aim, without room, on a device with a memory of its own, and without glibc; a phase
     without training steps, such as the test of an exit, keeps nothing. Past ``runs`` that kept freed memory, too,
-    correct the predicted seconds: steps are measured without it.
+    correct the predicted seconds, because steps are measured without it, unless another strategy would then be better.
     """
     cost = plan.choice.predicted if plan.choice else None
     if plan.choice is None or cost is None or plan.memory is None or plan.aim == "memory":
@@ -31,9 +31,12 @@ def with_kept_memory(plan: Plan, runs: Sequence[PastRun] = ()) -> Plan:
     if most <= cost.peak_bytes:
         return plan
     cost = replace(cost, phases=phases, peak_bytes=most)
-    choice = _corrected(replace(plan.choice, predicted=cost), plan, runs)
-    candidates = tuple(choice if each is plan.choice else each for each in plan.candidates)
-    return replace(plan, candidates=candidates, explanation=(*plan.explanation, *kept_memory_note(cost)))
+    choice = replace(plan.choice, predicted=cost)
+    others = [each for each in plan.candidates if each is not plan.choice]
+    if ranked([slower := _corrected(choice, plan, runs), *others], plan.aim)[0] is slower:
+        choice = slower  # otherwise it would be compared with strategies that lack such runs
+    plan = replace(plan, candidates=tuple(choice if each is plan.choice else each for each in plan.candidates))
+    return replace(plan, explanation=(*explanation_of(plan), *kept_memory_note(cost)))
 
 
 def _corrected(choice: Candidate, plan: Plan, runs: Sequence[PastRun]) -> Candidate:

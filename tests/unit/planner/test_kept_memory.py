@@ -88,6 +88,18 @@ def test_runs_that_kept_memory_correct_its_seconds_and_others_do_not():
     assert (again.predicted.seconds, again.correction.seconds) == (1.5, 0.5), "the other correction is taken back"
 
 
+def test_slow_runs_of_the_choice_do_not_make_the_others_look_better():
+    """The choice was shown with twice the seconds of the others, and called the fastest."""
+    ran = PastRun("backprop", "net", (3, 4, 4), 10.0, 30.0, 100, 90, kept=True)
+    slower = Candidate("checkpoint", True, predicted=Cost(100 * MB, 20.0, 20.0, phases=(TRAINS,)))
+    chosen = Candidate("backprop", True, predicted=Cost(100 * MB, 3.0, 3.0, phases=(TRAINS,)))
+    plan = planned(runs=[ran], candidates=(chosen, slower), chosen=0)
+    assert plan.choice.predicted.seconds == 9.0 and "9.0s against 20.0s with checkpoint" in " ".join(plan.explanation)
+    near = replace(slower, predicted=replace(slower.predicted, seconds=4.0, seconds_per_epoch=4.0))
+    plan = planned(runs=[ran], candidates=(chosen, near), chosen=0)
+    assert plan.choice.predicted.seconds == 3.0 and "3.0s against 4.0s with checkpoint" in " ".join(plan.explanation)
+
+
 def slowed(factor):
     return Correction(seconds=factor, runs=1)
 
