@@ -263,9 +263,10 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
 
 def _new_folder(out: str | Path | None, plan: Plan) -> Path:
     if out is not None:
-        require_run_folder(out)
-        Path(out).mkdir(parents=True, exist_ok=True)
-        return Path(out)
+        given = expanded(out)
+        require_run_folder(given)
+        given.mkdir(parents=True, exist_ok=True)
+        return given
     strategy = plan.choice.strategy if plan.choice else "none"
     data = plan.workload.data.rpartition("/")[2].replace(":", "-")
     stem = f"{shortened(plan.workload.model, 80)}-{shortened(data, 80)}-{strategy}".replace(":", "-").replace("/", "-")

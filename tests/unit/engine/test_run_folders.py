@@ -225,3 +225,10 @@ def test_the_architecture_survives_its_folder(tmp_path):
     assert Architecture.read(tmp_path) == made
     assert set(json.loads((tmp_path / "architecture.json").read_text())) >= {"model", "class_names", "input_shape"}
     assert all(parameter.is_meta for parameter in made.build().parameters())
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert running._new_folder("~/runs/a", None) == tmp_path / "runs" / "a"
+    assert not (tmp_path / "~").exists()
