@@ -28,8 +28,8 @@ class UnitStore:
     def save(self, index: int, unit_or_state: Unit | Mapping[str, torch.Tensor]) -> Path:
         """Write a unit's weights, in their shapes, replacing older ones only once all is on disk; returns the file.
 
-        Those of a ``Unit`` are its state dict, each once, and buffers that are not in it. At most one tensor is copied
-        at a time.
+        Those of a ``Unit`` are its state dict, each once, and buffers that are not in it. See
+        :func:`snugfit._storage.tensor_file.write_tensors` for what is copied.
 
         Raises:
             OutOfStorageError: the disk is full; what was stored before is intact.

@@ -47,6 +47,8 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _MOST_ELEMENTS = 2**60
+COPIED_BYTES = 1 << 20
+"""Most bytes that are copied at once of a tensor that is written in another order than that of memory."""
 MODEL_FILE = "model.safetensors"
 _WRAPPERS = ("state_dict", "model")
 """Keys below which training scripts save weights."""
@@ -81,8 +83,8 @@ def write_tensors(
 ) -> FileDigest:
     """Write a safetensors file, replacing an older one only once all is on disk.
 
-    Tensors may be of any shape, and on any device. Each is looked up when it is written, and at most one is copied at a
-    time.
+    Tensors may be of any shape, and on any device. Each is looked up when it is written, and at most one is made or
+    moved at a time; those in another order in memory are copied in pieces of :data:`COPIED_BYTES`.
 
     With ``along_memory``, dense tensors are stored in the order of their memory, without a copy, and the order of their
     axes is noted in the header's metadata under ``axes``, which other readers ignore. Otherwise all are row-major. In a
@@ -99,7 +101,8 @@ def write_tensors(
     with replacing(path, manifest) as file:
         file.write(_header(entries, compact=not along_memory))
         for name, entry in entries.items():
-            file.write(_stored(tensors[name], entry))
+            for piece in _pieces(tensors[name], entry):
+                file.write(piece)
     return file.digest()
 
 
@@ -157,9 +160,13 @@ def _entry_of(item: Tensor | Deferred, along_memory: bool) -> _Entry:
     return _Entry(tensor.dtype, shape, 0, tensor.nbytes, axes)
 
 
-def _stored(item: Tensor | Deferred, entry: _Entry) -> memoryview:
+def _pieces(item: Tensor | Deferred, entry: _Entry) -> Iterator[memoryview]:
+    """The bytes of a tensor of any shape, copied a piece at a time if they are not stored in the order of memory."""
     tensor = (item.make() if isinstance(item, Deferred) else item).detach().cpu()
-    return as_bytes((tensor if entry.axes is None else tensor.permute(entry.axes)).contiguous())
+    tensor = tensor if entry.axes is None else tensor.permute(entry.axes)
+    rows = 1 if tensor.is_contiguous() else -(-tensor.nbytes // COPIED_BYTES)
+    for piece in tensor.chunk(rows) if rows > 1 else (tensor,):
+        yield as_bytes(piece.contiguous())
 
 
 def _axes(tensor: Tensor) -> list[int] | None:
