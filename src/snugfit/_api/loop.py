@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
+from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -139,8 +141,7 @@ class FitStep:
         self._first_lr = self._lr = network.optimizer.lr
         self._kinds = [kind_of(each)[0] for each in example]
         self._inputs = network.chain.inputs
-        usual = -100 if network.loss is nn.functional.cross_entropy else None
-        self._ignored = getattr(network.loss, "ignore_index", usual)
+        self._ignored = _ignored_target(network.loss)
         self._known = {*part_sizes(plan.batch_size, plan.micro_batches)}
         self._steps = self._measured = 0
         self._closed = False
@@ -231,8 +232,9 @@ class FitStep:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        if not isinstance(value, (Real, Tensor)) or not 0 <= float(value) < math.inf:
             raise UsageError(f"step.lr must be a number of 0 or more, not {value!r}.")
+        value = float(value)
         self._lr = value
         self._trainer.optimizers.set_lr_factor(value / self._first_lr)
 
@@ -384,6 +386,15 @@ def _require_mean(loss: Loss, chain: Chain, targets: Tensor, device: torch.devic
     dtype = next(chain.to_module().parameters()).dtype
     outputs = torch.randn(len(targets), *chain.head.output_shape, generator=generator, dtype=dtype).to(device)
     require_mean(loss, outputs, targets)
+
+
+def _ignored_target(loss: Loss) -> int | None:
+    """The target that a loss leaves out of its mean, as far as this can be seen; None without one."""
+    given = loss.keywords if isinstance(loss, partial) else {}
+    function = loss.func if isinstance(loss, partial) else loss
+    usual = -100 if function in (nn.functional.cross_entropy, nn.functional.nll_loss) else None
+    found: int | None = given.get("ignore_index", getattr(function, "ignore_index", usual))
+    return found
 
 
 def _resized(tensor: Tensor, count: int) -> Tensor:

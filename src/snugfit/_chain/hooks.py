@@ -33,7 +33,7 @@ def require_kept_hooks(model: nn.Module, called: Iterable[str]) -> None:
     """
     whole = set(called)
     for name, module in model.named_modules():
-        if not _is_called(name, whole) and (kind := _hook_of(module)):
+        if not _is_called(name, whole) and (kind := hook_of(module)):
             owner = f"{repr(name) if name else 'the model'} ({type(module).__name__})"
             raise IndivisibleError(
                 f"{kind} of {owner} would be lost, since only layers are called",
@@ -81,7 +81,7 @@ def bypassed_hooks(modules: Iterable[nn.Module], *, recomputed: bool = False) ->
 def _seen(modules: Iterable[nn.Module], recomputed: bool) -> Iterator[tuple[str, str]]:
     for outer in modules:
         for name, layer in outer.named_modules():
-            if kind := _hook_of(layer):
+            if kind := hook_of(layer):
                 yield name, kind
             if is_parametrized(layer):
                 parametrizations: Any = layer.parametrizations
@@ -89,7 +89,13 @@ def _seen(modules: Iterable[nn.Module], recomputed: bool) -> Iterator[tuple[str,
                     yield name, "a parametrization"
 
 
-def _hook_of(module: nn.Module) -> str | None:
+def has_global_hooks() -> bool:
+    """Whether any hook is registered for all modules."""
+    return any(getattr(nn_module, f"_global{kind}") for kind in _KINDS)
+
+
+def hook_of(module: nn.Module) -> str | None:
+    """What kind of hook a module has; None without any."""
     return next((text for kind, text in _KINDS.items() if getattr(module, kind)), None)
 
 

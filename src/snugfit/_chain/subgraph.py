@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.modules import pooling
 from torch.nn.modules.dropout import _DropoutNd
 
+from snugfit._chain.hooks import has_global_hooks, hook_of
 from snugfit._chain.propagation import node_shapes
 from snugfit._chain.tracing import assemble, attributes_of
 
@@ -65,13 +66,17 @@ def computed_nodes(graph: fx.Graph) -> list[fx.Node]:
 
 
 def layers_called_once(module: nn.Module) -> list[nn.Module]:
-    """The layers of the units in a module that run once in a forward pass, and of which nothing else reads a tensor."""
-    found: list[nn.Module] = []
-    for unit in (each for each in module.modules() if isinstance(each, fx.GraphModule)):
-        calls = Counter(str(node.target) for node in unit.graph.nodes if node.op == "call_module")
-        read = {str(node.target).rpartition(".")[0] for node in unit.graph.nodes if node.op == "get_attr"}
-        found += [unit.get_submodule(name) for name, count in calls.items() if count == 1 and name not in read]
-    return found
+    """The layers that a unit's graph calls, and that nothing else runs or reads in a forward pass.
+
+    There are none of a module without a graph. A layer with hooks is left out, since these may read its weight.
+    """
+    if not isinstance(module, fx.GraphModule) or has_global_hooks():
+        return []
+    called = [module.get_submodule(str(node.target)) for node in module.graph.nodes if node.op == "call_module"]
+    runs = Counter(id(layer) for each in called for layer in each.modules())
+    read = {str(node.target).rpartition(".")[0] for node in module.graph.nodes if node.op == "get_attr"}
+    others = {id(module.get_submodule(name)) for name in read}
+    return [each for each in called if runs[id(each)] == 1 and id(each) not in others and hook_of(each) is None]
 
 
 def input_node(graph: fx.Graph) -> fx.Node:

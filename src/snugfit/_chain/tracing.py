@@ -80,9 +80,9 @@ def trace(model: nn.Module, inputs: Sequence[Input] = ()) -> Traced:
     for each in others:
         if each.name not in defaults and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
             raise _several_inputs(model, each.name)
-    _require_plain_modes(model)
     with _buffers_kept(model):
         graph, constants = _graph(model, defaults)
+    _require_plain_modes(model, {str(node.target) for node in graph.nodes if node.op == "call_module"})
     _drop_other_inputs(model, graph, taken)
     if inputs:
         placeholders = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
@@ -105,13 +105,14 @@ def _graph(model: nn.Module, defaults: dict[str, Any]) -> tuple[fx.Graph, dict[s
 
 def _graph_of(model: nn.Module, defaults: dict[str, Any], *, with_buffers: bool) -> tuple[fx.Graph, dict[str, Any]]:
     whole: set[str] = set()
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     while True:
         seen: set[str] = set()
         error: Exception | None = None
-        with _watched_training(model, seen), _random_numbers_kept() as drew:
+        with _watched_training(model, seen), _watched_autocast() as autocasts, _random_numbers_kept() as drew:
             before = set(model.__dict__)
             try:
-                graph = _Tracer(whole, with_buffers).trace(model, concrete_args=defaults)
+                graph = _Tracer(whole, with_buffers, parameters).trace(model, concrete_args=defaults)
                 seen |= _flags_in_arguments(graph)
             except Exception as raised:
                 if is_out_of_memory(raised):
@@ -126,6 +127,8 @@ def _graph_of(model: nn.Module, defaults: dict[str, Any], *, with_buffers: bool)
             raise IndivisibleError(
                 f"{type(model).__name__} cannot be traced: {first_line(error)} ({_location(error)})"
             ) from error
+        if not seen and autocasts:
+            raise IndivisibleError(f"{type(model).__name__}.forward changes autocast, which a traced chain would not")
         if not seen and drew():
             kind = type(model).__name__
             raise IndivisibleError(f"{kind}.forward draws random numbers, which a traced chain would draw once")
@@ -134,13 +137,15 @@ def _graph_of(model: nn.Module, defaults: dict[str, Any], *, with_buffers: bool)
         whole |= seen
 
 
-def _require_plain_modes(model: nn.Module) -> None:
-    """Refuse an overridden ``train``, by which fine-tuning keeps norms in evaluation mode, and norms that read counts.
+def _require_plain_modes(model: nn.Module, called: set[str]) -> None:
+    """Refuse modules whose ``train`` is their own, unless they are called as a whole, and norms that read their count.
 
-    Units would not call the one, and the others do not run on the meta device.
+    A graph replaces the others, so that nothing calls their ``train``, by which fine-tuning keeps norms in evaluation
+    mode. A norm with ``momentum=None`` does not run on the meta device.
     """
     for name, module in model.named_modules():
-        if not is_torch_class(module) and type(module).train is not nn.Module.train:
+        own = type(module).train is not nn.Module.train or "train" in vars(module)
+        if own and not is_torch_class(module) and not any(f"{name}.".startswith(f"{each}.") for each in called):
             owner = f"'{name}'" if name else "the model"
             raise IndivisibleError(f"{type(module).__name__}.train of {owner} is overridden, which no unit calls")
         if isinstance(module, _BatchNorm) and module.momentum is None and module.track_running_stats:
@@ -193,17 +198,28 @@ class _TrainingFlag(int):
 
 
 class _Tracer(fx.Tracer):
-    """Modules named in ``whole`` stay whole; ``with_buffers``, what is computed of buffers is part of the graph."""
+    """Modules named in ``whole`` stay whole; ``with_buffers``, what is computed of buffers is part of the graph.
 
-    def __init__(self, whole: set[str], with_buffers: bool) -> None:
+    ``parameters`` are the names of all parameters.
+    """
+
+    def __init__(self, whole: set[str], with_buffers: bool, parameters: set[str]) -> None:
         super().__init__()
         self.whole, self.proxy_buffer_attributes = whole, with_buffers
-        self._modes = _modes()
+        self._modes, self._parameters, self._trained = _modes(), parameters, set[fx.Node]()
 
-    def create_node(self, kind: str, *args: Any, **options: Any) -> fx.Node:
-        if kind.startswith("call") and _modes() != self._modes:
-            raise RuntimeError("it runs layers under no_grad or autocast, which a graph does not keep")
-        return super().create_node(kind, *args, **options)
+    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *others: Any, **options: Any) -> fx.Node:
+        """Refuse to leave gradients out, as ``no_grad`` does, where any parameter would get one."""
+        node: fx.Node = super().create_node(kind, target, args, kwargs, *others, **options)
+        if kind == "call_module":
+            trained = any(True for _ in self.root.get_submodule(str(target)).parameters())
+        else:
+            trained = kind == "get_attr" and str(target) in self._parameters
+        if trained or not self._trained.isdisjoint(node.all_input_nodes):
+            self._trained.add(node)
+            if kind.startswith("call") and _modes() != self._modes:
+                raise RuntimeError("it runs layers under no_grad, which a graph does not keep")
+        return node
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return (
@@ -216,17 +232,37 @@ class _Tracer(fx.Tracer):
         return a if isinstance(a, _TrainingFlag) else super().create_arg(a)
 
 
-def _modes() -> tuple[bool, ...]:
-    """What contexts in a forward pass change."""
-    autocasts = (torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *autocasts
+def _modes() -> tuple[bool, bool]:
+    """What contexts in a forward pass change of autograd."""
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+
+@contextlib.contextmanager
+def _watched_autocast() -> Iterator[list[object]]:
+    """Contexts of autocast that are entered meanwhile, even those that disable it."""
+    entered: list[object] = []
+    enter = torch.autocast.__enter__
+
+    def note(context: Any) -> Any:
+        entered.append(context)
+        return enter(context)
+
+    torch.autocast.__enter__ = note  # type: ignore[method-assign]
+    try:
+        yield entered
+    finally:
+        torch.autocast.__enter__ = enter  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
 def _random_numbers_kept() -> Iterator[Callable[[], bool]]:
-    """Undo what is drawn of random numbers in the context; gives a function that then says whether any were."""
-    python, of_torch, numpy = random.getstate(), torch.get_rng_state(), sys.modules.get("numpy.random")
-    of_numpy = numpy.get_state() if numpy else None
+    """Undo what is drawn of torch's, Python's and numpy's global generators on the processor in the context.
+
+    Gives a function that then says whether anything was.
+    """
+    numpy = sys.modules.get("numpy.random")
+    python, of_torch = random.getstate(), torch.get_rng_state()
+    of_numpy = numpy.get_state(legacy=False) if numpy else None
     drawn: list[bool] = []
     try:
         yield lambda: any(drawn)
@@ -234,9 +270,14 @@ def _random_numbers_kept() -> Iterator[Callable[[], bool]]:
         drawn += [random.getstate() != python, not torch.equal(torch.get_rng_state(), of_torch)]
         random.setstate(python)
         torch.set_rng_state(of_torch)
-        if numpy and of_numpy:
-            drawn.append(repr(numpy.get_state()[2:]) != repr(of_numpy[2:]))  # a draw moves the position
+        if numpy:
+            drawn.append(_as_text(numpy.get_state(legacy=False)) != _as_text(of_numpy))
             numpy.set_state(of_numpy)
+
+
+def _as_text(state: Any) -> str:
+    """A state of numpy's generator, with the whole array of its numbers."""
+    return repr({key: value.tolist() if hasattr(value, "tolist") else value for key, value in state["state"].items()})
 
 
 @contextlib.contextmanager

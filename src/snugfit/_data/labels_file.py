@@ -26,8 +26,6 @@ from snugfit.errors import DataError
 LABELS_FILE = "labels.csv"
 IMAGE_SIZE = 224
 _FORM = f"{LABELS_FILE} has a line 'file,labels', and then lines like 'a.jpg,cat;dog'"
-_LISTS = ("labels", "label", "classes", "class", "tags")
-"""Names of a column that lists the labels of an image; any other is a class."""
 _YES, _NO = ("1", "1.0", "True", "true"), ("0", "0.0", "False", "false", "")
 
 
@@ -66,7 +64,10 @@ def _rows(path: Path, names: dict[str, int]) -> Iterator[tuple[str, str, list[st
         head = [each.strip() for each in next(reader, [])]
         if len(head) < 2 or "" in head or len(set(head)) < len(head):
             raise DataError(f"{path} begins with '{','.join(head)[:60]}'. {_FORM}, or a column for each class.")
-        for label in () if _is_list(head) else head[1:]:
+        if (path.parent / head[0]).is_file():
+            raise DataError(f"{path} begins with an image, and has no line with the names of its columns. {_FORM}.")
+        lists = len(head) == 2 and not _is_class(path)
+        for label in () if lists else head[1:]:
             names.setdefault(label, len(names))
         for number, row in enumerate(reader, start=2):
             if not any(row):
@@ -74,26 +75,30 @@ def _rows(path: Path, names: dict[str, int]) -> Iterator[tuple[str, str, list[st
             place = f"{path}, line {number}"
             if len(row) != len(head):
                 raise DataError(f"{place}: there are {len(row)} columns, but the first line has {len(head)}.")
-            yield place, row[0].strip(), _labels(head, row, place)
+            yield place, row[0].strip(), _listed(row) if lists else _marked(head, row, place)
     except csv.Error as error:
         raise DataError(f"{path} cannot be read: {error}. {_FORM}.") from error
 
 
-def _is_list(head: list[str]) -> bool:
-    """Whether the only column besides the file's lists labels, rather than being a class."""
-    return len(head) == 2 and head[1].lower() in _LISTS
+def _is_class(path: Path) -> bool:
+    """Whether the only column besides the file's has 0 or 1 for every image, and is not called ``labels``."""
+    reader = csv.reader(lines(path))
+    if next(reader)[1].strip().lower() == "labels":
+        return False
+    return all(len(row) == 2 and row[1].strip() in ("0", "1") for row in reader if any(row))
 
 
-def _labels(head: list[str], row: list[str], place: str) -> list[str]:
-    """The labels of a line: names in its only other column, or the columns with a 1."""
-    if _is_list(head):
-        return list(dict.fromkeys(label.strip() for label in row[1].split(";") if label.strip()))
+def _listed(row: list[str]) -> list[str]:
+    """The labels of a line whose only other column lists them."""
+    return list(dict.fromkeys(label.strip() for label in row[1].split(";") if label.strip()))
+
+
+def _marked(head: list[str], row: list[str], place: str) -> list[str]:
+    """The labels of a line: the columns with a 1."""
     values = [value.strip() for value in row[1:]]
     wrong = next((value for value in values if value not in _YES + _NO), None)
     if wrong is not None:
-        raise DataError(
-            f"{place}: '{wrong[:60]}' is neither 0 nor 1. A column is a class, unless it is called 'labels'; {_FORM}."
-        )
+        raise DataError(f"{place}: '{wrong[:60]}' is neither 0 nor 1. With several columns, each is a class.")
     return [label for label, value in zip(head[1:], values, strict=True) if value in _YES]
 
 

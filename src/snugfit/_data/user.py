@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -336,7 +336,7 @@ def labels_of(dataset: Any, name: str = "train", keys: tuple[str, ...] = ()) -> 
         inner: np.ndarray = labels_of(dataset.dataset, name, keys)
         return np.asarray(inner[np.asarray(dataset.indices)])
     listed = _listed_labels(dataset)
-    if listed is None or not _are_those_of_items(listed, dataset, keys):
+    if not _are_those_of_items(listed, dataset, keys):
         listed = [_sample(dataset, index, keys)[1] for index in range(len(dataset))]
     if is_vector(next(iter(listed))):
         return label_vectors(listed, len(dataset), name)
@@ -347,16 +347,20 @@ def labels_of(dataset: Any, name: str = "train", keys: tuple[str, ...] = ()) -> 
 
 
 def _listed_labels(dataset: Any) -> Any:
+    """The labels that a data set lists, in order; empty if it lists none."""
     if isinstance(dataset, TensorDataset):
         return dataset.tensors[-1]
     if getattr(dataset, "target_transform", None) is not None:
-        return None
-    return next((found for key in ("targets", "labels") if (found := getattr(dataset, key, None)) is not None), None)
+        return ()
+    found = next((found for key in ("targets", "labels") if (found := getattr(dataset, key, None)) is not None), ())
+    if isinstance(found, (torch.Tensor, np.ndarray)):
+        return found
+    return () if isinstance(found, Mapping) or not isinstance(found, Iterable) else list(found)
 
 
 def _are_those_of_items(listed: Any, dataset: Any, keys: tuple[str, ...]) -> bool:
-    """Whether a list of labels has one for each item, and those of a few readable items: others may be relabelled."""
-    if not hasattr(listed, "__getitem__") or not hasattr(listed, "__len__") or len(listed) != len(dataset):
+    """Whether labels are one for each item, and those of a few readable items: others may be relabelled."""
+    if len(listed) != len(dataset):
         return False
     for index in np.linspace(0, len(dataset) - 1, _LOOKED_AT, dtype=int).tolist():
         with suppress(DataError):

@@ -165,7 +165,7 @@ def module_of(model: ModuleOrFactory, seed: int | None = None) -> nn.Module:
         raise ModelError(f"model= is {model!r}; pass a module, a function that makes one, or the name of a model.")
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
         made = model()
     if not isinstance(made, nn.Module):
         raise ModelError(f"the function that makes the model returned {type(made).__name__}; return the module.")

@@ -23,6 +23,7 @@ from snugfit.errors import CheckpointError, ModelError
 from snugfit.lean import LeanConv2d
 from snugfit.lean.optimizer_state import RoundingRule
 from snugfit.lean.update_rules import FusedAdamW, FusedSGD, PartialRule, UpdateRule, fit
+from snugfit.memory.device import uses_devices
 
 
 class _AveragingRule(UpdateRule, Protocol):
@@ -184,13 +185,16 @@ class ParameterOptimizers:
         return self._handles
 
     def apply_in_parts(self, layers: Iterable[nn.Module]) -> None:
-        """After :meth:`apply_in_backward`, let it take large gradients of convolutions among these layers in parts.
+        """Let :meth:`apply_in_backward` take large gradients of convolutions among these layers in parts.
 
-        Each layer must run once in a step, and its weight must be used nowhere else: a part is final.
+        Each layer must run once in a step, and its weight must be used nowhere else: a part is final. Without hooks,
+        and on a GPU, where no gradient is computed in parts, nothing changes.
         """
+        if uses_devices():  # what is counted on the meta device is then the whole gradient, too
+            return
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         for layer in (each for each in layers if isinstance(each, LeanConv2d)):
-            name = names.get(id(layer._parameters["weight"]))
+            name = names.get(id(layer._parameters.get("weight")))
             if name is not None and isinstance(self._rules[name], PartialRule):
                 layer.update = _ThroughRule(weakref.ref(self), name)
 

@@ -40,7 +40,7 @@ class PartialUpdate(Protocol):
     """Applies the gradient of a weight in parts, in the backward pass; whoever sets it must know that this is exact."""
 
     def serves(self, weight: Tensor) -> bool:
-        """Whether it updates this weight (K, C, kh, kw), and not that of which the layer is a copy."""
+        """Whether it updates this weight (K, C, kh, kw); a copy of a layer has another one."""
 
     def __call__(self, parts: Iterable[tuple[int, Tensor]]) -> None:
         """Apply parts (N,), each with the number of its first value in memory order."""

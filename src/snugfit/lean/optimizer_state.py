@@ -127,6 +127,7 @@ class RoundingRule(WrappingRule):
         super().__init__(rule)
         self._names, self._kind, self._seed = names, kind, seed
         self.state: dict[str, Tensor] = {}
+        self._noise: torch.Generator | None = None
 
     @torch.no_grad()
     def step(self, parameter: Tensor) -> None:
@@ -155,6 +156,8 @@ class RoundingRule(WrappingRule):
         for start in range(0, len(gradient), PIECE):
             self._step_piece(weights, gradient[start : start + PIECE], kept, first + start)
         self._rule.state = {}
+        if first + len(gradient) == len(weights):
+            self._noise = None  # it takes 2 kB
 
     def _step_piece(self, weights: Tensor, gradient: Tensor, kept: dict[str, Tensor], first: int) -> None:
         """Update weights and state, (M,) each, from ``first`` on, by the gradient (N,) of as many."""

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import snugfit
+from snugfit._api.loop import _ignored_target
 from snugfit._data.user import from_dataset, labels_of
 from snugfit.errors import DataError, InfeasibleBudgetError, ModelError, UsageError
 
@@ -52,10 +54,12 @@ class Ignoring(nn.CrossEntropyLoss):
     """Without the padding class."""
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), F.cross_entropy, Ignoring(ignore_index=2)])
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(), F.cross_entropy, partial(F.cross_entropy, ignore_index=2), Ignoring(ignore_index=2)]
+)
 def test_ignored_targets_are_refused_in_micro_batches_alone(loss, monkeypatch):
     torch.manual_seed(0)
-    ignored = getattr(loss, "ignore_index", -100)
+    ignored = _ignored_target(loss)
     images, targets = IMAGES[:8], LABELS[:8] % 2
     with snugfit.fit(network(), loss, memory="60MB", batch_size=8, example=(images, targets)) as step:
         some = torch.cat([targets[:4], torch.full((4,), ignored)])
@@ -73,6 +77,8 @@ def test_a_learning_rate_that_is_none_is_refused(lr):
         with pytest.raises(UsageError, match=r"step\.lr must be a number of 0 or more"):
             step.lr = lr
         step.lr = 0
+        step.lr = np.float32(0.5)
+        assert step.lr == 0.5
 
 
 class WithBuffer(nn.Module):
@@ -124,6 +130,7 @@ class Items(torch.utils.data.Dataset):
         [2, 1, 0] * 9,
         ["cat", "dog", "cow"],
         lambda: None,
+        {"0.jpg": 2},
         torch.zeros(24, dtype=torch.int64),
     ],
 )

@@ -158,6 +158,25 @@ class InBfloat16(Net):
             return super().forward(x)
 
 
+class InFloat32(Net):
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(x)
+
+
+class DrawsMany(Net):
+    """As many numbers as the generator makes at once, so that its position is the same."""
+
+    def forward(self, x):
+        return super().forward(x * np.random.rand(312).mean())
+
+
+def with_own_train():
+    model = Net()
+    model.train = lambda mode=True: model
+    return model
+
+
 class DropsLayers(Net):
     def forward(self, x):
         return super().forward(x) if torch.rand(1).item() < 0.5 else self.fc(self.conv(x).mean((2, 3)))
@@ -200,12 +219,15 @@ class AveragesAllBatches(Net):
     ("kind", "reason"),
     [
         (AveragesAllBatches, "'norm' has momentum=None"),
-        (FrozenByContext, "under no_grad or autocast"),
-        (InBfloat16, "under no_grad or autocast"),
+        (FrozenByContext, "under no_grad"),
+        (InBfloat16, "changes autocast"),
+        (InFloat32, "changes autocast"),
         (DropsLayers, "draws random numbers"),
         (DrawsInPython, "draws random numbers"),
         (DrawsByNumpy, "draws random numbers"),
         (FreezesNorms, "FreezesNorms.train of the model is overridden"),
+        (with_own_train, "Net.train of the model is overridden"),
+        (DrawsMany, "draws random numbers"),
     ],
 )
 def test_what_a_graph_would_lose_keeps_a_network_whole(kind, reason):
@@ -222,8 +244,45 @@ def test_what_a_graph_would_lose_keeps_a_network_whole(kind, reason):
 def test_a_frozen_part_under_no_grad_is_not_trained():
     torch.manual_seed(0)
     model = FrozenByContext()
-    before = model.conv.weight.detach().clone()
     chain = Chain.from_any_module(model, SHAPE)
     chain.forward(torch.randn(2, *SHAPE)).sum().backward()
-    assert chain.undivided and model.conv.weight.grad is None
-    assert torch.equal(model.conv.weight, before)
+    assert chain.undivided and model.conv.weight.grad is None and model.conv2.weight.grad is not None
+
+
+class Normalising(Net):
+    """Normalises its images, which get no gradient in any case."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = (x - 0.5) / 0.25
+        return super().forward(x)
+
+
+class Switching(nn.Module):
+    """Reads its mode, and has a ``train`` of its own, which its unit calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x):
+        return self.norm(x) if self.training else x
+
+
+class WithSwitch(Net):
+    def __init__(self):
+        super().__init__()
+        self.switch = Switching()
+
+    def forward(self, x):
+        return self.fc(self.conv2(self.switch(self.conv(x))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("kind", [Normalising, WithSwitch])
+def test_what_units_keep_is_divided(kind):
+    assert len(Chain.from_module(kind(), SHAPE).units) > 1

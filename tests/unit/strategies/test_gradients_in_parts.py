@@ -9,7 +9,9 @@ from torch import nn
 from snugfit._chain import Chain
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit.lean import LeanConv2d, by_position, convolution
+from snugfit.local.assignment import Layout
 from snugfit.memory.tensors import tensor_peak_bytes
+from snugfit.strategies.blockwise.worker import LocalUnit
 from snugfit.strategies.full_network import by_own_loss
 
 SHAPE, CLASSES = (3, 8, 8), 5
@@ -95,13 +97,102 @@ class Twice(nn.Module):
         return self.head((maps + self.layer(maps) + other).flatten(1))
 
 
+class Block(nn.Module):
+    """Stays whole, because it reads its mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(32, 32, 3, padding=1)
+
+    def forward(self, maps):
+        return self.layer(maps) if self.training else self.layer(maps) * 1
+
+
+class Inside(Twice):
+    """Calls a layer directly, and in a module that stays whole."""
+
+    def __init__(self):
+        super().__init__(reads=False)
+        self.layer, self.block = nn.Identity(), Block()
+
+    def forward(self, images):
+        maps = self.first(images)
+        return self.head((self.block(maps) + self.block.layer(maps.tanh())).flatten(1))
+
+
+class Both(nn.Module):
+    """Runs a graph of the user twice, and stays whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.graph = torch.fx.symbolic_trace(nn.Sequential(nn.Conv2d(32, 32, 3, padding=1)))
+
+    def forward(self, maps):
+        return self.graph(maps) + self.graph(maps.tanh()) * (2 if self.training else 1)
+
+
+class Siamese(Twice):
+    """Has a graph of the user in a module that stays whole."""
+
+    def __init__(self):
+        super().__init__(reads=False)
+        self.layer = Both()
+
+    def forward(self, images):
+        return self.head(self.layer(self.first(images)).flatten(1))
+
+
+def hooked():
+    model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1, stride=2), nn.Conv2d(32, 32, 3, padding=1), nn.Flatten())
+    model[1].register_forward_hook(lambda layer, inputs, output: output * layer.weight.square().mean())
+    return model.append(nn.Linear(512, CLASSES))
+
+
+@pytest.mark.parametrize("make", [Inside, Siamese, hooked])
+def test_whatever_else_reads_a_weight_it_gets_the_sum_of_its_gradients(make):
+    torch.manual_seed(0)
+    assert_step_of_torch(make().to(torch.float64, memory_format=torch.channels_last))
+
+
+class Ending(nn.Module):
+    """Ends in a head that runs a layer twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.layer = nn.Conv2d(3, 32, 3, stride=2, padding=1), nn.Conv2d(32, 32, 3, padding=1)
+        self.one, self.other = nn.Linear(512, CLASSES), nn.Linear(512, CLASSES)
+
+    def forward(self, images):
+        maps = self.first(images)
+        return self.one(self.layer(maps).flatten(1)) + self.other(self.layer(maps.tanh()).flatten(1))
+
+
+def test_a_head_that_runs_a_layer_twice_gets_the_sum_of_its_gradients():
+    torch.manual_seed(0)
+    model = Ending().to(torch.float64, memory_format=torch.channels_last)
+    plain, (images, labels) = copy.deepcopy(model), batch()
+    chain = Chain.from_module(model, SHAPE)
+    work = Workload("net", "data", SHAPE, CLASSES, 8, 4, 4, optimizer=OptimizerSettings("sgd", lr=0.05))
+    layout = Layout.of(chain, "aan", CLASSES, [len(chain.units)])
+    LocalUnit(layout.modules[0].module, layout.make_loss(0), work).step(images, labels)
+    step_of_torch(plain, images, labels)
+    torch.testing.assert_close(chain.to_module().state_dict(), plain.state_dict(), rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_weight_that_is_used_twice_gets_the_sum_of_its_gradients(reads):
     torch.manual_seed(0)
-    model = Twice(reads=reads).to(torch.float64, memory_format=torch.channels_last)
+    assert_step_of_torch(Twice(reads=reads).to(torch.float64, memory_format=torch.channels_last))
+
+
+def assert_step_of_torch(model):
     plain, (images, labels) = copy.deepcopy(model), batch()
     trainer = trainer_of(model)
-    nn.functional.cross_entropy(plain(images), labels).backward()
-    torch.optim.SGD(plain.parameters(), 0.05, 0.9, weight_decay=5e-4).step()
+    step_of_torch(plain, images, labels)
     trainer.step(images, labels)
     torch.testing.assert_close(trainer.module.state_dict(), plain.state_dict(), rtol=1e-9, atol=1e-11)
+
+
+def step_of_torch(plain, images, labels):
+    nn.functional.cross_entropy(plain(images), labels).backward()
+    torch.optim.SGD(plain.parameters(), 0.05, 0.9, weight_decay=5e-4).step()

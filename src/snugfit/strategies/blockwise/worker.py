@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from snugfit._chain import layers_called_once, tracking_norms
 from snugfit._core.workload import Workload
@@ -83,7 +83,7 @@ class LocalUnit:
         named += [(f"loss/{name}", parameter) for name, parameter in loss.named_parameters()]
         self.optimizers = ParameterOptimizers(named, workload.optimizer)
         self.optimizers.apply_in_backward()
-        self.optimizers.apply_in_parts([*layers_called_once(unit), *loss.modules()])
+        self.optimizers.apply_in_parts([*layers_called_once(unit), *_own_layers(loss)])
         self.precision = workload.precision
 
     def step(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, StepResult]:
@@ -118,6 +118,14 @@ class LocalUnit:
             self.unit.load_state_dict(_with_prefix("unit/", state))
             self.loss.load_state_dict(_with_prefix("loss/", state))
         self.optimizers.load_state(_with_prefix("optimizer/", state))
+
+
+def _own_layers(loss: LocalLoss) -> list[nn.Module]:
+    """The layers of a local loss that run once in a step: those of its networks, and of a head that is the user's."""
+    heads = [each for each in loss.modules() if isinstance(each, fx.GraphModule)]
+    inside = {id(layer) for head in heads for layer in head.modules()}
+    own = [layer for layer in loss.modules() if id(layer) not in inside]
+    return [*own, *(layer for head in heads for layer in layers_called_once(head))]
 
 
 def _with_prefix(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
