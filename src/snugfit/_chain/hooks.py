@@ -72,8 +72,7 @@ def bypassed_hooks(modules: Iterable[nn.Module], *, recomputed: bool = False) ->
     reasons = [
         f"{kind} of layer '{name}' would be bypassed; remove it, or use backprop" for kind, name in found.items()
     ]
-    hooks = (hook for kind in _KINDS for hook in getattr(nn_module, f"_global{kind}").values())
-    if any(str(getattr(hook, "__module__", "")).partition(".")[0] not in ("torch", "snugfit") for hook in hooks):
+    if has_global_hooks():
         reasons.append("a global module hook would be bypassed; remove it, or use backprop")
     return reasons
 
@@ -90,8 +89,9 @@ def _seen(modules: Iterable[nn.Module], recomputed: bool) -> Iterator[tuple[str,
 
 
 def has_global_hooks() -> bool:
-    """Whether any hook is registered for all modules."""
-    return any(getattr(nn_module, f"_global{kind}") for kind in _KINDS)
+    """Whether any hook is registered for all modules, other than torch's and snugfit's."""
+    hooks = (hook for kind in _KINDS for hook in getattr(nn_module, f"_global{kind}").values())
+    return any(str(getattr(hook, "__module__", "")).partition(".")[0] not in ("torch", "snugfit") for hook in hooks)
 
 
 def hook_of(module: nn.Module) -> str | None:
