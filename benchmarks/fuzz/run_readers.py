@@ -106,7 +106,7 @@ def _kept(root: Path) -> None:
     if path.exists():
         path.rename(_runs_file(root, hardware))
     each(
-        lambda: read_file(Measurement, root / "measurement.json").serves(1e9),
+        lambda: read_file(Measurement, root / "measurement.json").serves(1e9, from_disk=True),
         lambda: past_runs(MachineOptions(profile_cache=str(root)), hardware),
     )
 

@@ -64,9 +64,14 @@ def test_every_option_is_a_flag_that_sets_its_field_alone(group, field):
         "class_weights": "1,2.5",
         "input_shape": "3x32x32",
         "image_size": "96x160",
+        "cluster": __file__,
     }.get(field.name, value)
     flag = "--" + ("no-" if value is False else "") + field.name.replace("_", "-")
-    needed = {"input_shape": {"classes": 7}, "focal_gamma": {"loss": "focal"}}.get(field.name, {})
+    needed = {
+        "input_shape": {"classes": 7},
+        "focal_gamma": {"loss": "focal"},
+        "tile_sizes": {"cluster": __file__},
+    }.get(field.name, {})
     more = [f"--{name}={number}" for name, number in needed.items()]
     request = request_of("train", flag, *([] if isinstance(value, bool) else [str(value)]), *more)
     given = dataclasses.replace(GROUPS[group](), **{field.name: value}, **needed)

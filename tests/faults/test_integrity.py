@@ -326,9 +326,10 @@ def test_verify_names_each_file(finished: Path) -> None:
 
 
 def test_verify_of_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for folder in (tmp_path, tmp_path / "none"):
+    reasons = {tmp_path: ", or incomplete: it has no manifest.json", tmp_path / "none": ": it does not exist"}
+    for folder, reason in reasons.items():
         assert command(["verify", str(folder)]) == 4
-        assert "not a run folder, or incomplete: it has no manifest.json" in capsys.readouterr().err
+        assert f"not a run folder{reason}" in capsys.readouterr().err
 
 
 def test_a_folder_in_another_place_is_as_good(finished: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._chain.cuts import NodeSpan, cut
 from snugfit._chain.hooks import bypassed_hooks, require_kept_hooks, require_kept_weights
@@ -73,6 +74,7 @@ class Chain:
                 hooks of parameters or hooks that write weights.
         """
         try:
+            _require_momentum(model)
             return cls.from_module(model, input_shape, name, inputs)
         except IndivisibleError as error:
             reason = error.reason
@@ -250,6 +252,13 @@ def _joined(units: Sequence[Unit]) -> tuple[fx.Graph, dict[str, Any]]:
         attributes.update(attributes_of(unit.module))
     graph.output(value)
     return graph, attributes
+
+
+def _require_momentum(model: nn.Module) -> None:
+    """Refuse norms that average over all batches: they read their count, and plans run units on the meta device."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.momentum is None and module.track_running_stats:
+            raise IndivisibleError(f"'{name}' has momentum=None, whose share of a batch is a value of its count")
 
 
 def _merge(units: Sequence[Unit]) -> Unit:

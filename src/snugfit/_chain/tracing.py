@@ -17,7 +17,6 @@ import torch
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from snugfit._chain.inputs import pack_inputs
@@ -138,18 +137,16 @@ def _graph_of(model: nn.Module, defaults: dict[str, Any], *, with_buffers: bool)
 
 
 def _require_plain_modes(model: nn.Module, called: set[str]) -> None:
-    """Refuse modules whose ``train`` is their own, unless they are called as a whole, and norms that read their count.
+    """Refuse modules whose ``train`` is their own, unless they are called as a whole.
 
     A graph replaces the others, so that nothing calls their ``train``, by which fine-tuning keeps norms in evaluation
-    mode. A norm with ``momentum=None`` does not run on the meta device.
+    mode.
     """
     for name, module in model.named_modules():
         own = type(module).train is not nn.Module.train or "train" in vars(module)
         if own and not is_torch_class(module) and not any(f"{name}.".startswith(f"{each}.") for each in called):
             owner = f"'{name}'" if name else "the model"
             raise IndivisibleError(f"{type(module).__name__}.train of {owner} is overridden, which no unit calls")
-        if isinstance(module, _BatchNorm) and module.momentum is None and module.track_running_stats:
-            raise IndivisibleError(f"'{name}' has momentum=None, whose share of a batch is a value of its count")
 
 
 def assemble(graph: fx.Graph, attributes: dict[str, Any], persistent: set[str]) -> fx.GraphModule:

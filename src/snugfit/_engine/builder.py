@@ -37,7 +37,7 @@ from snugfit._training.own_optimizer import OwnOptimizer
 from snugfit._training.own_parts import FUNCTIONS, OwnParts
 from snugfit._training.seeding import derive_seed
 from snugfit._training.strategy import Strategy, TrainingData
-from snugfit.errors import DataError, ModelError, UsageError
+from snugfit.errors import DataError, UsageError
 from snugfit.memory.process import library_import
 
 _DEFAULTS = {
@@ -232,7 +232,6 @@ def assemble(
         chain = Chain.from_any_module(made, shape, name, splits.inputs)
     else:
         module = module_of(module, derive_seed(request.training.seed, "weights"))
-        _require_float32(module)
         name = type(module).__name__
         chain = on_meta(Chain.from_any_module(module, shape, name, splits.inputs))
     chain.loss = own.loss
@@ -245,15 +244,6 @@ def assemble(
     named = data_sets_in(request.strategy)
     others = {option: _images_like(request, other, option, shape) for option, other in named.items()}
     return Assembly(request, splits, chain, workload, module, others, own)
-
-
-def _require_float32(module: nn.Module) -> None:
-    """Refuse weights of another type than float32, which images have."""
-    for dtype in {each.dtype for each in module.parameters() if each.is_floating_point()} - {torch.float32}:
-        raise ModelError(
-            f"{type(module).__name__} has weights in {str(dtype).removeprefix('torch.')}; pass it in float32, by "
-            "model.float(). precision= and weight_dtype= choose other types."
-        )
 
 
 def _images_like(request: Request, name: str, option: str, shape: tuple[int, int, int]) -> ImageSet:

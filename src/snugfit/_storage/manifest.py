@@ -69,7 +69,7 @@ class Manifest:
         """The manifest of a run folder; raises CheckpointError if there is none, or it is damaged."""
         path = Path(folder) / MANIFEST_FILE
         if not Path(folder).exists():
-            raise CheckpointError(f"there is no run folder {folder}.")
+            raise CheckpointError(f"{folder} is not a run folder: it does not exist.")
         if not path.exists():
             raise CheckpointError(
                 f"{folder} is not a run folder, or incomplete: it has no {MANIFEST_FILE}, which shows damage. "

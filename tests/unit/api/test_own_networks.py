@@ -175,7 +175,6 @@ def test_photos_without_a_range_are_refused(mode):
     [
         (lambda: None, "the function that makes the model returned NoneType"),
         (3, "model= is 3; pass a module"),
-        (network().double(), "Sequential has weights in float64; pass it in float32"),
     ],
 )  # fmt: skip
 def test_networks_that_cannot_be_trained_say_why(model, reason):

@@ -218,7 +218,6 @@ class AveragesAllBatches(Net):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (AveragesAllBatches, "'norm' has momentum=None"),
         (FrozenByContext, "under no_grad"),
         (InBfloat16, "changes autocast"),
         (InFloat32, "changes autocast"),
@@ -239,6 +238,11 @@ def test_what_a_graph_would_lose_keeps_a_network_whole(kind, reason):
         Chain.from_module(model, SHAPE)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (random.getstate(), np.random.get_state()[2:]) == states[1:]
+
+
+def test_a_norm_that_averages_over_all_batches_keeps_a_planned_network_whole():
+    assert "'norm' has momentum=None" in Chain.from_any_module(AveragesAllBatches(), SHAPE).undivided
+    assert Chain.from_module(AveragesAllBatches(), SHAPE).units
 
 
 def test_a_frozen_part_under_no_grad_is_not_trained():
