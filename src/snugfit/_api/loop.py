@@ -307,11 +307,7 @@ def fit(
     require_optimizer_name(options.get("optimizer"), "'sgd' or 'adamw'", _OWN_OPTIMIZER)
     chosen = from_keywords(LoopOptions, {"memory": memory, **options})
     _require_example(example)
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"model is {model!r}; pass a module.")
-    device = module_device(model)
-    if not any(each.requires_grad for each in model.parameters()):
-        raise ModelError(f"no parameter of {type(model).__name__} requires a gradient: there is nothing to train.")
+    device = _device_to_train_on(model)
     resting = baseline(None, device)
     meter = make_meter(resting, device)  # its thread begins before memory is limited
     with MemoryLimit(int(parse_bytes(chosen.memory)), resting, device) as limit:
@@ -350,6 +346,16 @@ def _planned(
     plan = LoopPlanner(network, workload, (images, targets), limit, meter).plan()
     plan = plan.with_kept_memory(limit) if chosen.keep_freed else plan
     return FitStep(network, plan, limit, meter, example)
+
+
+def _device_to_train_on(model: Any) -> torch.device:
+    """The device of a module of which anything can be trained; raises UsageError or ModelError for anything else."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model is {model!r}; pass a module.")
+    device = module_device(model)
+    if not any(each.requires_grad for each in model.parameters()):
+        raise ModelError(f"no parameter of {type(model).__name__} requires a gradient: there is nothing to train.")
+    return device
 
 
 def module_device(model: nn.Module) -> torch.device:

@@ -192,7 +192,9 @@ class DrawsByNumpy(Net):
         return super().forward(x * np.random.rand())
 
 
-class FreezesNorms(Net):
+class KeepsEvaluating:
+    """Has a norm that stays in evaluation mode."""
+
     def __init__(self):
         super().__init__()
         self.norm = nn.BatchNorm2d(3)
@@ -202,6 +204,8 @@ class FreezesNorms(Net):
         self.norm.eval()
         return self
 
+
+class FreezesNorms(KeepsEvaluating, Net):
     def forward(self, x):
         return super().forward(self.norm(x))
 
@@ -262,17 +266,8 @@ class Normalising(Net):
         return super().forward(x)
 
 
-class Switching(nn.Module):
+class Switching(KeepsEvaluating, nn.Module):
     """Reads its mode, and has a ``train`` of its own, which its unit calls."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.BatchNorm2d(3)
-
-    def train(self, mode=True):
-        super().train(mode)
-        self.norm.eval()
-        return self
 
     def forward(self, x):
         return self.norm(x) if self.training else x
