@@ -145,7 +145,7 @@ class FitStep:
         self._known = {*part_sizes(plan.batch_size, plan.micro_batches)}
         self._steps = self._measured = 0
         self._closed = False
-        self._freed = FreedMemory()
+        self._freed = FreedMemory(meter, limit)
         self._freed.begin(plan.predicted_bytes if plan.kept_bytes else 0)
         self._trimmed_at = time.perf_counter()
 
@@ -175,13 +175,13 @@ class FitStep:
             if not is_out_of_memory(error):
                 raise
         if loss is None:  # outside of the except clause, which keeps all tensors alive
-            self._freed.give_up()
+            self._freed.give_back()
             release_memory()
             raise self._exceeded(len(targets))
         self._known.update(sizes)
         self._steps += 1
         self._measured = max(self._measured, self._meter.mark())
-        self._freed.after_step(self._measured)
+        self._freed.after_step()
         return loss
 
     def _check(self, images: Tensor | SeveralInputs, targets: Tensor) -> None:
@@ -295,8 +295,8 @@ def fit(
         memory: the budget, like ``"300MB"``.
         **options: ``batch_size``, ``optimizer`` (``sgd`` or ``adamw``), ``optimizer_state``, ``lr`` and
             ``weight_decay``, with the defaults of :func:`snugfit.plan`; the learning rate stays constant unless
-            ``step.lr`` is set. ``keep_freed=True`` keeps freed memory for the next step, if the budget holds 1.9 times
-            the peak: steps are faster, and whatever else the loop does, such as validation, has less of the budget.
+            ``step.lr`` is set. ``keep_freed=True`` keeps freed memory for the next step, as far as the budget has
+            room: steps are faster, and whatever else the loop does, such as validation, has less of the budget.
 
     Raises:
         UsageError, DataError: an option, the example or the loss cannot be used.

@@ -101,7 +101,7 @@ def _train_step(trainable: Trainable, feed: Feed, phase: Phase, run: Run, *, ste
     loss /= weight
     run.require_finite(loss, phase.name)
     run.tick()
-    run.freed.after_step(run.meter.peak_bytes)
+    run.freed.after_step()
     position.step += 1
     position.loss_sum += loss * samples
     position.correct += correct
@@ -148,6 +148,7 @@ def _step_within_budget(
 def _save_if_due(trainable: Trainable, run: Run, *, last: bool) -> None:
     stopping = run.stop.requested
     if not last and (stopping or run.save_due):
+        run.freed.give_back()
         run.save(trainable.state())
         if stopping:
             stop_if_requested(run)

@@ -159,7 +159,7 @@ class Run:
         self.infinite_buffers: Collection[str] = ()
         self._subscribers: list[Subscriber] = [self.metrics, *subscribers]
         self._resumed: Checkpoint | None = None
-        self.energy, self.freed = EnergyMeter(), FreedMemory()
+        self.energy, self.freed = EnergyMeter(), FreedMemory(self.meter, self.limit)
         self._clock = self._saved_at = self._trimmed_at = time.perf_counter()
 
     def lr_factor(self, step: int, steps: int) -> float:
@@ -261,7 +261,6 @@ class Run:
         if now - self._trimmed_at > TRIM_SECONDS and not self.freed.keeps:
             trim_heap()
             self._trimmed_at = now
-        self.freed.check(peak)
         self.limit.refresh()
         self._take_shares(peak)
         self.position.phase_peak_bytes = max(self.position.phase_peak_bytes, peak)
@@ -282,13 +281,18 @@ class Run:
         release_memory()  # what loading the weights has left in the heap
         self.meter.restart()
         size, peak = phase.batch_size, phase.peak_bytes
-        self.freed.begin(peak if phase.kept_bytes and self._has_room_for(peak) else 0)
+        self.freed.begin(self._allowed_peak(phase))
         self.emit(PhaseStarted(phase.name, index, count, phase.units, size, epochs, steps, peak, first_epoch))
 
-    def _has_room_for(self, peak_bytes: int) -> bool:
-        """Whether the limit allows a peak and new kernels: a run may have less memory when it is resumed."""
-        allowed = self.limit.budget_bytes
-        return allowed is None or peak_bytes + self.limit.kernel_bytes <= allowed
+    def _allowed_peak(self, phase: Phase) -> int:
+        """The peak up to which the heap may keep freed memory: beside it the limit has room for new kernels.
+
+        A run may have less memory than was planned when it is resumed.
+        """
+        if self.device.type != "cpu":
+            return 0
+        budget = self.limit.budget_bytes
+        return phase.peak_bytes if budget is None else min(phase.peak_bytes, budget - self.limit.kernel_bytes)
 
     def end_phase(self, phase: Phase, epochs: int, steps: int, cache_bytes: int = 0) -> None:
         """Record a finished phase and move the position to the start of the next."""

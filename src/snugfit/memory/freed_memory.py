@@ -1,13 +1,19 @@
-"""Freed memory that the heap keeps between two steps, if a predicted peak has room for it.
+"""Freed memory that the heap keeps between two steps, as far as a predicted peak has room for it.
 
-Memory that goes back to the system has to be mapped again, page by page, for the next tensor, which takes a large part
-of a step. Freed memory in the heap has holes that not every tensor fits into, so peaks grow with what is kept.
+Memory that goes back to the system has to be mapped again, page by page, for the next tensor, which takes up to half of
+a step. Freed memory in the heap has holes that not every tensor fits into, so peaks grow with what is kept, by an
+amount that differs from run to run. So before every layer, forward and backward, it is checked that there is room for
+what the layer takes, and where there is not, everything that is free goes back to the system at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from snugfit.memory.address_space import KERNEL_BYTES
 from snugfit.memory.heap import (
@@ -16,97 +22,163 @@ from snugfit.memory.heap import (
     hold_free_blocks,
     set_thresholds,
     sets_thresholds,
+    trim_free_pages,
 )
+from snugfit.memory.limit import MemoryLimit
+from snugfit.memory.meter import PeakMeter
+from snugfit.memory.process import quick_readings
 
 KEEP_ALL_BYTES = 2**30
-THRESHOLDS = tuple(MMAP_THRESHOLD_BYTES << doublings for doublings in range(10))
-"""Freed blocks of fewer bytes are kept, one threshold after another: from nothing to 32 MiB."""
-SETTLED_STEPS = 2
-"""Steps after which a peak shows what a threshold takes."""
-FULL_SHARE = 0.95
-"""Share of the allowed peak above which nothing is kept any more."""
+KEPT_BLOCK_BYTES = MMAP_THRESHOLD_BYTES << 9
+"""Freed blocks of fewer bytes are kept: 32 MiB, the most that glibc allows."""
+OBSERVED_STEPS = 2
+"""Steps at the beginning of a phase that keep nothing, and show what every layer takes; the first generates kernels."""
+MARGIN, UNSEEN_MARGIN, MARGIN_BYTES = 1.25, 4.0, 1_000_000
+"""Factor and summand to the most that a layer took while freed memory was kept, and the factor to the most before. What
+a layer frees on its way stays, so that it may take more then: 12.4 MB instead of 3.5 in a layer of VGG-16."""
+_BETWEEN = "between steps"
 GROWTH = 1.7
-"""Upper bound of the factor by which a peak grows: 1.0 to 1.2 in most networks. If all feature maps have one size, they
-are kept at one threshold: 1.47 in a network of equal convolutions, 1.45 in ResNet-20 with recomputation, and 1.58 in
-SmallConv, where one step went from 0.95 of 1.5 times the peak to above it."""
-LOOP_GROWTH = 1.9
-"""The same in loops whose images are not channels_last: 1.79 in a network of equal convolutions."""
-LEFT_SHARE = 0.05
+"""Upper bound of the factor by which keeping freed memory may raise a peak: 1.0 to 1.2 in most networks, 1.58 in
+SmallConv, whose feature maps all have one size."""
+LEFT_SHARE = 0.03
 """Share of a memory budget that is left free."""
 FREE_SHARE = 0.5
 """Share of the machine's free memory up to which a peak may grow for speed."""
 
 
-def kept_peak(peak_bytes: int, budget_bytes: int | None, free_bytes: int, growth: float = GROWTH) -> int:
+def kept_peak(peak_bytes: int, budget_bytes: int | None, free_bytes: int) -> int:
     """The peak that keeping freed memory may lead to, in a budget and in the machine's free memory.
 
-    It is ``peak_bytes`` where these have no room for so much growth, and where malloc is not glibc's.
+    It is ``peak_bytes`` where these have no room for more, and where malloc is not glibc's.
     """
     room = int(free_bytes * FREE_SHARE)
     if budget_bytes is not None:
         room = min(room, int(budget_bytes * (1 - LEFT_SHARE)) - KERNEL_BYTES)
-    peak = int(peak_bytes * growth)
-    return peak if sets_thresholds() and peak <= room else peak_bytes
+    return max(min(int(peak_bytes * GROWTH), room), peak_bytes) if sets_thresholds() else peak_bytes
 
 
 class FreedMemory:
-    """Chooses, after each step, how much freed memory the heap keeps.
+    """Lets the heap keep freed memory in a phase, and returns it to the system before a layer that lacks room.
 
-    A phase begins with none. Every other step more is kept. If the peak comes close to what is allowed, nothing is kept
-    for the rest of the phase.
+    The first steps of a phase keep nothing and show what every layer takes, forward and backward: the growth of the
+    peak until the next layer. From then on freed memory is kept. What a layer frees on its way is then kept, too, so
+    that it may take more than was seen; what it takes is learned at every step.
     """
 
-    def __init__(self) -> None:
-        self._allowed_bytes, self._level, self._steps = 0, 0, 0
-        self._active, self._settled = False, True
+    def __init__(self, meter: PeakMeter, limit: MemoryLimit) -> None:
+        self._meter, self._limit = meter, limit
+        self._allowed_bytes, self._steps, self._active, self._paused = 0, 0, False, False
+        self._needs, self._first_needs = dict[object, int](), dict[object, int]()
+        self._layer: object = _BETWEEN
+        self._before_bytes = 0
+        self._read: Callable[[], int] = int
 
     def begin(self, allowed_bytes: int) -> None:
         """Begin a phase whose peak is to stay below ``allowed_bytes``; 0 keeps nothing."""
-        self._allowed_bytes, self._level, self._steps = allowed_bytes, 0, 0
-        self._settled = allowed_bytes == 0
+        self._allowed_bytes, self._steps = allowed_bytes, 0
+        self._needs, self._first_needs = {}, {}
 
     @property
     def keeps(self) -> bool:
         """Whether the heap is keeping freed memory now, so that it should not be trimmed."""
-        return self._active and self._level > 0
+        return self._active and self._steps >= OBSERVED_STEPS
 
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Context of training steps, or of passes; afterwards everything that is free goes back to the system."""
-        self._active = True
-        self._apply()
-        try:
+        if not self._allowed_bytes or not sets_thresholds():
             yield
+            return
+        hooks = [
+            register_module_forward_pre_hook(self._before_forward),
+            register_module_forward_hook(self._after_forward),
+        ]
+        try:
+            with quick_readings() as self._read:
+                self._active, self._paused = True, False
+                self._layer, self._before_bytes = _BETWEEN, self._growth()
+                self._keep()
+                yield
         finally:
-            if self._level:
-                set_thresholds(THRESHOLDS[0])
-                hold_free_blocks()
+            for hook in hooks:
+                hook.remove()
+            if self.keeps:
+                self._pause()
             self._active = False
 
-    def check(self, peak_bytes: int) -> None:
-        """Keep nothing any more if the largest peak since the phase began is close to what is allowed."""
-        if self._active and peak_bytes > FULL_SHARE * self._allowed_bytes:
-            self.give_up()
-
-    def after_step(self, peak_bytes: int) -> None:
-        """Keep more or less, given the largest peak since the phase began; nothing outside of :meth:`kept`."""
+    def after_step(self) -> None:
+        """Count a training step; nothing outside of :meth:`kept`."""
         if not self._active:
             return
+        self._before(_BETWEEN)
         self._steps += 1
-        self.check(peak_bytes)
-        if self._steps % SETTLED_STEPS == 0 and not self._settled:
-            self._level += 1
-            self._settled = self._level == len(THRESHOLDS) - 1
-            self._apply()
+        if self._steps == OBSERVED_STEPS:
+            self._keep()
 
-    def give_up(self) -> None:
-        """Keep nothing for the rest of the phase."""
-        kept, self._level, self._settled = self._level, 0, True
-        if kept:
-            self._apply()
-            hold_free_blocks()
+    def give_back(self) -> None:
+        """Return everything that is free to the system; what is freed afterwards is kept again."""
+        if self.keeps and not self._paused:
+            trim_free_pages()
+            self._limit.refresh()
 
-    def _apply(self) -> None:
-        if self._level:
+    def _keep(self) -> None:
+        if self.keeps:
             free_held_blocks()
-        set_thresholds(THRESHOLDS[self._level], KEEP_ALL_BYTES if self._level else None)
+            set_thresholds(KEPT_BLOCK_BYTES, KEEP_ALL_BYTES)
+            self._paused = False
+
+    def _pause(self) -> None:
+        set_thresholds(MMAP_THRESHOLD_BYTES)
+        hold_free_blocks()
+        self._limit.refresh()
+        self._paused = True
+
+    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
+        if not module._modules:
+            self._before(id(module))
+
+    def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if not module._modules and isinstance(output, Tensor) and output.grad_fn is not None:
+            layer = (id(module), "backward")
+            output.grad_fn.register_prehook(lambda gradients: self._before(layer))
+
+    def _before(self, layer: object) -> None:
+        """Note what the layer before this one took, and give back what is free if this one lacks room."""
+        if not self._active:
+            return
+        grown = self._growth() if self.keeps else self._peak()
+        if not self._paused:
+            taken, needs = grown - self._before_bytes, self._needs if self.keeps else self._first_needs
+            needs[self._layer] = max(needs.get(self._layer, 0), taken)
+        if self.keeps:
+            self._make_room(grown, self._allowed_bytes - self._need(layer))
+        self._layer, self._before_bytes = layer, self._growth()
+
+    def _make_room(self, grown: int, most: int) -> None:
+        """Give back what is free if the process has grown by more than ``most``; then keep nothing if it still has."""
+        if grown <= most:
+            if self._paused:
+                self._keep()
+            return
+        if not self._paused:
+            self.give_back()
+        if self._paused or self._growth() > most:
+            self._pause()  # again, too: what was allocated before may have been freed since
+
+    def _need(self, layer: object) -> int:
+        """What a layer takes; the most of all if it was not seen, as in passes through other layers."""
+        first = self._first_needs
+        least = first[layer] if layer in first else max(first.values(), default=0)
+        taken = max(self._needs[layer], least) * MARGIN if layer in self._needs else least * UNSEEN_MARGIN
+        return int(taken) + MARGIN_BYTES
+
+    def _growth(self) -> int:
+        return self._read() - self._limit.resting_bytes
+
+    def _peak(self) -> int:
+        """The peak since the last call, which the meter notes, too."""
+        meter, most = self._meter, self._meter.peak_bytes
+        meter.peak_bytes = 0
+        peak = meter.mark()
+        meter.peak_bytes = max(most, peak)
+        return peak

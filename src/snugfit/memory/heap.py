@@ -68,9 +68,15 @@ def set_thresholds(mmap_bytes: int, trim_bytes: int | None = None) -> bool:
 
 def trim_heap() -> None:
     """Free MKL's buffers and the free pages of the heap; small blocks that still live limit how far it shrinks."""
-    mkl, libc = _mkl(), _libc()
+    mkl = _mkl()
     if mkl is not None:
         mkl.mkl_serv_free_buffers()
+    trim_free_pages()
+
+
+def trim_free_pages() -> None:
+    """Return the free pages of the heap to the system."""
+    libc = _libc()
     if libc is not None:
         libc.malloc_trim(0)
 

@@ -124,9 +124,13 @@ class MemoryLimit:
         of_process = self._growth(status) + use.pinned if self._device.memory.unified else 0
         return self._device.context_in(use) + of_process
 
+    @property
+    def resting_bytes(self) -> int:
+        """Private memory of the process at rest, above which its growth counts."""
+        return self.baseline.anon + (late_bytes() if self._late_bytes is None else self._late_bytes)
+
     def _growth(self, status: MemoryStatus) -> int:
-        late = late_bytes() if self._late_bytes is None else self._late_bytes
-        return max(status.anon - late - self.baseline.anon, 0)
+        return max(status.anon - self.resting_bytes, 0)
 
     def _refresh_device(self, status: MemoryStatus) -> int:
         """Set the allocator's limit; returns what the process may add meanwhile."""

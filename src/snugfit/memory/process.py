@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from snugfit.memory.device import release_devices
 from snugfit.memory.heap import set_allocator, trim_heap
 
 _STATUS = Path("/proc/self/status")
+_STATM, _STATM_BYTES = "/proc/self/statm", 128
+_PAGE_BYTES = resource.getpagesize()
 _CLEAR_REFS, _MAPPINGS = Path("/proc/self/clear_refs"), Path("/proc/self/smaps")
 _FIELDS = {"anon": b"RssAnon:", "file": b"RssFile:", "shmem": b"RssShmem:", "data": b"VmData:", "high_water": b"VmHWM:"}
 _STATUS_BYTES = 8192
@@ -88,6 +91,21 @@ def read_status() -> MemoryStatus:
     finally:
         os.close(status)
     return MemoryStatus(**{field: _bytes_at(text, text.find(name) + len(name)) for field, name in _FIELDS.items()})
+
+
+@contextmanager
+def quick_readings() -> Iterator[Callable[[], int]]:
+    """A function that reads resident private memory (RssAnon), in bytes, in two microseconds; on Linux."""
+    statm = os.open(_STATM, os.O_RDONLY)
+
+    def read() -> int:
+        _, resident, shared, _ = os.pread(statm, _STATM_BYTES, 0).split(maxsplit=3)
+        return (int(resident) - int(shared)) * _PAGE_BYTES
+
+    try:
+        yield read
+    finally:
+        os.close(statm)
 
 
 def _bytes_at(text: bytearray, place: int) -> int:

@@ -407,12 +407,12 @@ def keeping():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the thresholds are glibc's")
 def test_freed_memory_is_kept_for_the_next_step_where_the_budget_has_room(fresh_process):
-    ample, scarce, plain = fresh_process(keeping, helpers=(deep,))["keeping"]
-    for record in (ample, scarce, plain):
+    ample, some, plain = fresh_process(keeping, helpers=(deep,))["keeping"]
+    for record in (ample, some, plain):
         assert record["measured_bytes"] <= record["predicted_bytes"] <= record["budget_bytes"], record
-    assert ample["kept"] > 0 == scarce["kept"] == plain["kept"]
+    assert ample["kept"] > some["kept"] > 0 == plain["kept"]
     assert ample["later"] < ample["first"] / 2
-    assert scarce["later"] > scarce["first"] / 2 and plain["later"] > plain["first"] / 2
+    assert plain["later"] > plain["first"] / 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")
