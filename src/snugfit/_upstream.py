@@ -13,9 +13,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as nn_module
 
 GROUP_NORM_MENDED = "2.14"
 """The first torch whose GroupNorm does not crash; 2.11.0, 2.12.1 and 2.13.0 do."""
+_HOOK_KINDS = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
 _GROUP_NORM_BACKWARD = torch.ops.aten.native_group_norm_backward
 
 
@@ -109,6 +111,12 @@ def set_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
     """Replace a parameter or buffer, of any shape, by its name in the state dict."""
     owner, _, last = name.rpartition(".")
     setattr(module.get_submodule(owner), last, tensor)
+
+
+def has_global_hooks() -> bool:
+    """Whether any hook is registered for all modules, other than torch's and snugfit's, which keep no arguments."""
+    hooks = (hook for kind in _HOOK_KINDS for hook in getattr(nn_module, f"_global_{kind}").values())
+    return any(str(getattr(hook, "__module__", "")).partition(".")[0] not in ("torch", "snugfit") for hook in hooks)
 
 
 def to_channels_last(module: nn.Module, device: torch.device | str | None = None) -> nn.Module:

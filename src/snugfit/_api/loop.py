@@ -175,13 +175,14 @@ class FitStep:
             if not is_out_of_memory(error):
                 raise
         if loss is None:  # outside of the except clause, which keeps all tensors alive
-            self._freed.give_back()
+            self._freed.give_up()
             release_memory()
+            self._limit.refresh()
             raise self._exceeded(len(targets))
         self._known.update(sizes)
         self._steps += 1
-        self._measured = max(self._measured, self._meter.mark())
         self._freed.after_step()
+        self._measured = max(self._measured, self._meter.mark())
         return loss
 
     def _check(self, images: Tensor | SeveralInputs, targets: Tensor) -> None:
@@ -211,6 +212,7 @@ class FitStep:
 
     def _tick(self) -> None:
         """Read the peak, and let the limit follow the memory that is mapped; trim the heap at times."""
+        self._freed.between_steps()
         self._measured = max(self._measured, self._meter.mark())
         if time.perf_counter() - self._trimmed_at > TRIM_SECONDS and not self._freed.keeps:
             trim_heap()
@@ -316,7 +318,7 @@ def fit(
         release_memory()
         meter.restart()
         try:
-            with step._freed.kept():
+            with step._freed.kept(steps=True):
                 yield step
         finally:
             step._close()

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
-from torch.nn.modules import module as nn_module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 
 from snugfit._chain.tracing import IndivisibleError
+from snugfit._upstream import has_global_hooks
 from snugfit.errors import ModelError
 
 _KINDS = {
@@ -86,12 +86,6 @@ def _seen(modules: Iterable[nn.Module], recomputed: bool) -> Iterator[tuple[str,
                 parametrizations: Any = layer.parametrizations
                 if not recomputed or any(True for _ in parametrizations.buffers()):
                     yield name, "a parametrization"
-
-
-def has_global_hooks() -> bool:
-    """Whether any hook is registered for all modules, other than torch's and snugfit's."""
-    hooks = (hook for kind in _KINDS for hook in getattr(nn_module, f"_global{kind}").values())
-    return any(str(getattr(hook, "__module__", "")).partition(".")[0] not in ("torch", "snugfit") for hook in hooks)
 
 
 def hook_of(module: nn.Module) -> str | None:

@@ -12,9 +12,10 @@ from torch.nn import functional as F
 from torch.nn.modules import pooling
 from torch.nn.modules.dropout import _DropoutNd
 
-from snugfit._chain.hooks import has_global_hooks, hook_of
+from snugfit._chain.hooks import hook_of
 from snugfit._chain.propagation import node_shapes
 from snugfit._chain.tracing import assemble, attributes_of
+from snugfit._upstream import has_global_hooks
 
 _TAIL_MODULES: tuple[type[nn.Module], ...] = (
     pooling._MaxPoolNd,

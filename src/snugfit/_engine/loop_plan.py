@@ -27,7 +27,7 @@ from snugfit._training.dry_run import SPARE_BYTES, smaller_batch_sizes
 from snugfit.errors import MEMORY_ERRORS, BudgetExceededError, InfeasibleBudgetError, SnugfitError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory, tensor_peak_bytes
 from snugfit.memory.address_space import KERNEL_BYTES
-from snugfit.memory.freed_memory import kept_peak
+from snugfit.memory.freed_memory import LOOP_GROWTH, kept_peak
 from snugfit.profiling import META_PASS_BYTES, Probe, unit_stats
 from snugfit.profiling.measuring import FIRST_GROWTH
 from snugfit.strategies.checkpoint.candidates import (
@@ -72,7 +72,7 @@ class LoopPlan:
         if limit.device.type != "cpu":
             return self
         free = machine_memory(private_bytes()).free_bytes
-        peak = kept_peak(self.predicted_bytes, limit.budget_bytes, free)
+        peak = kept_peak(self.predicted_bytes, limit.budget_bytes, free, LOOP_GROWTH)
         return replace(self, predicted_bytes=peak, kept_bytes=peak - self.predicted_bytes)
 
 

@@ -57,7 +57,7 @@ def train_phase(
             position.start_epoch(epoch)
         started = time.perf_counter()
         feed = Feed(source.epoch(epoch, batch_size, position.step, parts), run, phase.name)
-        with run.freed.kept():
+        with run.freed.kept(steps=True):
             while position.step < steps:
                 _train_step(trainable, feed, phase, run, steps=steps, images=min(batch_size, len(source)))
                 _save_if_due(trainable, run, last=position.step == steps)
@@ -100,8 +100,8 @@ def _train_step(trainable: Trainable, feed: Feed, phase: Phase, run: Run, *, ste
         correct, samples, known = correct + (result.correct or 0), samples + count, result.correct is not None
     loss /= weight
     run.require_finite(loss, phase.name)
-    run.tick()
     run.freed.after_step()
+    run.tick()
     position.step += 1
     position.loss_sum += loss * samples
     position.correct += correct

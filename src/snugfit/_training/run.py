@@ -292,7 +292,7 @@ class Run:
         if self.device.type != "cpu":
             return 0
         budget = self.limit.budget_bytes
-        return phase.peak_bytes if budget is None else min(phase.peak_bytes, budget - self.limit.kernel_bytes)
+        return phase.peak_bytes if budget is None else max(min(phase.peak_bytes, budget - self.limit.kernel_bytes), 0)
 
     def end_phase(self, phase: Phase, epochs: int, steps: int, cache_bytes: int = 0) -> None:
         """Record a finished phase and move the position to the start of the next."""

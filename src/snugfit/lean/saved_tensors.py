@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
+
+from snugfit._upstream import has_global_hooks
 
 _NAME = "may_overwrite"
 """Name of the layer's attribute; it is copied with the layer, but not part of the state dict."""
@@ -109,7 +110,7 @@ class Overwriting(nn.Module):
 def permissions_of(layer: nn.Module) -> InplacePermissions:
     """What a layer may overwrite in this call; nothing under torch.compile, which decides itself."""
     permissions: InplacePermissions = layer.__dict__.get(_NAME, _NONE)
-    if torch.compiler.is_compiling() or any(permissions.hooks) or _has_any_global_hook():
+    if torch.compiler.is_compiling() or any(permissions.hooks) or has_global_hooks():
         return _NONE
     return permissions
 

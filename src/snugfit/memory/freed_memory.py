@@ -8,11 +8,14 @@ what the layer takes, and where there is not, everything that is free goes back 
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules import module as nn_module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from snugfit.memory.address_space import KERNEL_BYTES
@@ -26,7 +29,7 @@ from snugfit.memory.heap import (
 )
 from snugfit.memory.limit import MemoryLimit
 from snugfit.memory.meter import PeakMeter
-from snugfit.memory.process import quick_readings
+from snugfit.memory.process import has_proc, quick_readings
 
 KEEP_ALL_BYTES = 2**30
 KEPT_BLOCK_BYTES = MMAP_THRESHOLD_BYTES << 9
@@ -35,18 +38,23 @@ OBSERVED_STEPS = 2
 """Steps at the beginning of a phase that keep nothing, and show what every layer takes; the first generates kernels."""
 MARGIN, UNSEEN_MARGIN, MARGIN_BYTES = 1.25, 4.0, 1_000_000
 """Factor and summand to the most that a layer took while freed memory was kept, and the factor to the most before. What
-a layer frees on its way stays, so that it may take more then: 12.4 MB instead of 3.5 in a layer of VGG-16."""
+a layer frees on its way stays, so that it may take more then: 12.4 MB instead of 3.5 in a layer of VGG-16. The first
+factor counts once a layer has run directly after everything was given back, when no hole could serve it."""
+COARSE_SHARE = 0.5
+"""Share of a step's growth that one layer takes, above which a check before every layer says too little."""
 _BETWEEN = "between steps"
 GROWTH = 1.7
-"""Upper bound of the factor by which keeping freed memory may raise a peak: 1.0 to 1.2 in most networks, 1.58 in
-SmallConv, whose feature maps all have one size."""
+"""Most by which keeping freed memory may raise a peak. Without a bound it raised most by 1.0 to 1.2, and SmallConv's,
+whose feature maps all have one size, by 1.58."""
+LOOP_GROWTH = 1.9
+"""The same in loops whose images are not channels_last: 1.79 without a bound in a network of equal convolutions."""
 LEFT_SHARE = 0.03
 """Share of a memory budget that is left free."""
 FREE_SHARE = 0.5
 """Share of the machine's free memory up to which a peak may grow for speed."""
 
 
-def kept_peak(peak_bytes: int, budget_bytes: int | None, free_bytes: int) -> int:
+def kept_peak(peak_bytes: int, budget_bytes: int | None, free_bytes: int, growth: float = GROWTH) -> int:
     """The peak that keeping freed memory may lead to, in a budget and in the machine's free memory.
 
     It is ``peak_bytes`` where these have no room for more, and where malloc is not glibc's.
@@ -54,7 +62,7 @@ def kept_peak(peak_bytes: int, budget_bytes: int | None, free_bytes: int) -> int
     room = int(free_bytes * FREE_SHARE)
     if budget_bytes is not None:
         room = min(room, int(budget_bytes * (1 - LEFT_SHARE)) - KERNEL_BYTES)
-    return max(min(int(peak_bytes * GROWTH), room), peak_bytes) if sets_thresholds() else peak_bytes
+    return max(min(int(peak_bytes * growth), room), peak_bytes) if sets_thresholds() else peak_bytes
 
 
 class FreedMemory:
@@ -62,37 +70,48 @@ class FreedMemory:
 
     The first steps of a phase keep nothing and show what every layer takes, forward and backward: the growth of the
     peak until the next layer. From then on freed memory is kept. What a layer frees on its way is then kept, too, so
-    that it may take more than was seen; what it takes is learned at every step.
+    that it may take more than was seen. Layers are leaf modules that torch calls, in the thread that keeps memory.
     """
 
     def __init__(self, meter: PeakMeter, limit: MemoryLimit) -> None:
         self._meter, self._limit = meter, limit
         self._allowed_bytes, self._steps, self._active, self._paused = 0, 0, False, False
         self._needs, self._first_needs = dict[object, int](), dict[object, int]()
+        self._bare = set[object]()
+        self._peak_bytes = self._least_bytes = 0
         self._layer: object = _BETWEEN
+        self._is_bare, self._owner = False, (0, 0)
         self._before_bytes = 0
         self._read: Callable[[], int] = int
 
     def begin(self, allowed_bytes: int) -> None:
         """Begin a phase whose peak is to stay below ``allowed_bytes``; 0 keeps nothing."""
         self._allowed_bytes, self._steps = allowed_bytes, 0
-        self._needs, self._first_needs = {}, {}
+        self._needs, self._first_needs, self._bare = {}, {}, set()
+        self._peak_bytes, self._least_bytes = 0, allowed_bytes
 
     @property
     def keeps(self) -> bool:
-        """Whether the heap is keeping freed memory now, so that it should not be trimmed."""
-        return self._active and self._steps >= OBSERVED_STEPS
+        """Whether the heap may keep freed memory now, so that it should not be trimmed."""
+        return self._active and self._allowed_bytes > 0 and self._steps >= OBSERVED_STEPS
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Context of training steps, or of passes; afterwards everything that is free goes back to the system."""
-        if not self._allowed_bytes or not sets_thresholds():
+    def kept(self, *, steps: bool = False) -> Iterator[None]:
+        """Context of training ``steps``, or of passes; afterwards everything that is free goes back to the system.
+
+        Passes keep nothing before layers were observed in steps.
+        """
+        observed = self._steps >= OBSERVED_STEPS
+        if not self._allowed_bytes or not (sets_thresholds() and has_proc() and (steps or observed)):
             yield
             return
         hooks = [
             register_module_forward_pre_hook(self._before_forward),
             register_module_forward_hook(self._after_forward),
         ]
+        of_all: Any = nn_module._global_forward_hooks
+        of_all.move_to_end(hooks[-1].id, last=False)  # or a refresh would take back what BatchNorm's backward may take
+        self._owner = os.getpid(), threading.get_ident()
         try:
             with quick_readings() as self._read:
                 self._active, self._paused = True, False
@@ -107,19 +126,39 @@ class FreedMemory:
             self._active = False
 
     def after_step(self) -> None:
-        """Count a training step; nothing outside of :meth:`kept`."""
+        """Count a training step, before the meter is read; nothing outside of :meth:`kept`."""
         if not self._active:
             return
-        self._before(_BETWEEN)
+        self.between_steps()
         self._steps += 1
         if self._steps == OBSERVED_STEPS:
+            if self._is_coarse():
+                self._allowed_bytes = 0
             self._keep()
+
+    def between_steps(self) -> None:
+        """Note what the last layer took, or what was done since the last step, before the meter is read."""
+        self._before(_BETWEEN)
 
     def give_back(self) -> None:
         """Return everything that is free to the system; what is freed afterwards is kept again."""
-        if self.keeps and not self._paused:
+        if self._paused:
+            hold_free_blocks()
+        elif self.keeps:
             trim_free_pages()
             self._limit.refresh()
+
+    def give_up(self) -> None:
+        """Keep nothing for the rest of the phase."""
+        if self.keeps:
+            self._pause()
+        self._allowed_bytes = 0
+
+    def _is_coarse(self) -> bool:
+        """Whether one layer takes most of a step, as where a strategy calls no layers, and not all growth has room."""
+        most = max(self._first_needs.values(), default=0)
+        coarse = most > COARSE_SHARE * (self._peak_bytes - self._least_bytes)
+        return coarse and self._allowed_bytes < GROWTH * self._peak_bytes
 
     def _keep(self) -> None:
         if self.keeps:
@@ -144,33 +183,45 @@ class FreedMemory:
 
     def _before(self, layer: object) -> None:
         """Note what the layer before this one took, and give back what is free if this one lacks room."""
-        if not self._active:
+        here = os.getpid(), threading.get_ident()
+        if not self._active or not self._allowed_bytes or here != self._owner:
             return
         grown = self._growth() if self.keeps else self._peak()
         if not self._paused:
             taken, needs = grown - self._before_bytes, self._needs if self.keeps else self._first_needs
             needs[self._layer] = max(needs.get(self._layer, 0), taken)
-        if self.keeps:
-            self._make_room(grown, self._allowed_bytes - self._need(layer))
-        self._layer, self._before_bytes = layer, self._growth()
+        if self._is_bare:
+            self._bare.add(self._layer)
+        if not self.keeps:
+            self._peak_bytes = max(self._peak_bytes, grown)
+            self._least_bytes = min(self._least_bytes, self._before_bytes)
+        grown = self._make_room(grown, self._allowed_bytes - self._need(layer)) if self.keeps else self._growth()
+        self._layer, self._before_bytes = layer, grown
 
-    def _make_room(self, grown: int, most: int) -> None:
-        """Give back what is free if the process has grown by more than ``most``; then keep nothing if it still has."""
+    def _make_room(self, grown: int, most: int) -> int:
+        """Give back what is free if the process has grown by more than ``most``; then keep nothing if it still has.
+
+        Returns the bytes that it has grown by then.
+        """
+        self._is_bare = False
         if grown <= most:
             if self._paused:
                 self._keep()
-            return
+            return grown
         if not self._paused:
             self.give_back()
+            self._is_bare = True
         if self._paused or self._growth() > most:
             self._pause()  # again, too: what was allocated before may have been freed since
+            self._is_bare = False
+        return self._growth()
 
     def _need(self, layer: object) -> int:
         """What a layer takes; the most of all if it was not seen, as in passes through other layers."""
         first = self._first_needs
         least = first[layer] if layer in first else max(first.values(), default=0)
-        taken = max(self._needs[layer], least) * MARGIN if layer in self._needs else least * UNSEEN_MARGIN
-        return int(taken) + MARGIN_BYTES
+        factor = MARGIN if layer in self._bare else UNSEEN_MARGIN
+        return int(max(self._needs.get(layer, 0) * MARGIN, least * factor)) + MARGIN_BYTES
 
     def _growth(self) -> int:
         return self._read() - self._limit.resting_bytes
@@ -179,6 +230,7 @@ class FreedMemory:
         """The peak since the last call, which the meter notes, too."""
         meter, most = self._meter, self._meter.peak_bytes
         meter.peak_bytes = 0
-        peak = meter.mark()
-        meter.peak_bytes = max(most, peak)
-        return peak
+        try:
+            return meter.mark()
+        finally:
+            meter.peak_bytes = max(most, meter.peak_bytes)
