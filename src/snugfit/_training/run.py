@@ -40,6 +40,8 @@ from snugfit.memory.freed_memory import FreedMemory
 
 CHECKPOINT_SECONDS = 120.0
 """Longest time between two checkpoints within an epoch."""
+UNKEPT_SHARE, UNKEPT_BYTES = 0.02, 1_000_000
+"""Of a predicted peak, what is not filled with freed memory."""
 TRIM_SECONDS = 0.5
 """Time between two trims of the heap, each of which takes a few milliseconds."""
 
@@ -287,12 +289,14 @@ class Run:
     def _allowed_peak(self, phase: Phase) -> int:
         """The peak up to which the heap may keep freed memory: beside it the limit has room for new kernels.
 
-        A run may have less memory than was planned when it is resumed.
+        Some of the predicted peak is left for what happens beside layers, such as metrics. A run may have less memory
+        than was planned when it is resumed.
         """
         if self.device.type != "cpu":
             return 0
         budget = self.limit.budget_bytes
-        return phase.peak_bytes if budget is None else max(min(phase.peak_bytes, budget - self.limit.kernel_bytes), 0)
+        most = phase.peak_bytes if budget is None else min(phase.peak_bytes, budget - self.limit.kernel_bytes)
+        return max(int(most * (1 - UNKEPT_SHARE)) - UNKEPT_BYTES, 0)
 
     def end_phase(self, phase: Phase, epochs: int, steps: int, cache_bytes: int = 0) -> None:
         """Record a finished phase and move the position to the start of the next."""

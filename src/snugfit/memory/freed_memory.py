@@ -121,8 +121,7 @@ class FreedMemory:
         finally:
             for hook in hooks:
                 hook.remove()
-            if self.keeps:
-                self._pause()
+            self.pause()
             self._active = False
 
     def after_step(self) -> None:
@@ -148,10 +147,14 @@ class FreedMemory:
             trim_free_pages()
             self._limit.refresh()
 
-    def give_up(self) -> None:
-        """Keep nothing for the rest of the phase."""
+    def pause(self) -> None:
+        """Return everything that is free to the system, and keep nothing until the next layer."""
         if self.keeps:
             self._pause()
+
+    def give_up(self) -> None:
+        """Keep nothing for the rest of the phase."""
+        self.pause()
         self._allowed_bytes = 0
 
     def _is_coarse(self) -> bool:

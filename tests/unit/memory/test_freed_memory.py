@@ -217,6 +217,14 @@ def test_observing_leaves_the_peak_of_the_meter(told):
     assert told.peak_bytes == 60 * MB
 
 
+def test_a_pause_gives_all_back_and_lasts_until_the_next_layer_with_room(told):
+    for freed in keeping(told, MB):
+        freed.pause()
+        assert told.calls == [NOTHING, "hold"]
+        FIRST(torch.ones(1))
+        assert told.calls[2:] == ["use", ALL]
+
+
 def test_once_given_up_nothing_is_kept_until_the_next_phase(told):
     for freed in keeping(told, MB):
         freed.give_up()

@@ -308,7 +308,7 @@ def test_freed_memory_is_kept_in_steps_and_passes_if_the_limit_has_room(phase, b
         def settle(self, batches):
             seen["statistics"].append(run.freed.keeps)
 
-    run.start_phase(phase, 0, 1, 3, 5)
+    run.start_phase(dataclasses.replace(phase, peak_bytes=10**9), 0, 1, 3, 5)
     train(run, Watching(), phase=phase, evaluate=lambda: seen["validation"].append(run.freed.keeps))
     assert seen["step"][:2] == [False, False] and set(seen["step"][2:]) == {keeps}
     assert seen["statistics"] == [keeps] * 3 and seen["validation"] == [False] * 3, (
