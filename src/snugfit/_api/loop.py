@@ -31,7 +31,7 @@ from snugfit._training.losses import Loss, require_mean
 from snugfit._training.run import TRIM_SECONDS
 from snugfit.errors import MEMORY_ERRORS, BudgetExceededError, ModelError, UsageError, is_out_of_memory
 from snugfit.memory import MemoryLimit, PeakMeter, make_meter, release_memory, trim_heap
-from snugfit.memory.freed_memory import FreedMemory
+from snugfit.memory.freed_memory import FreedMemory, fillable_bytes
 from snugfit.profiling import META_PASS_BYTES
 from snugfit.strategies.recomputation.schedule import Schedule, parse_schedule
 
@@ -146,7 +146,7 @@ class FitStep:
         self._steps = self._measured = 0
         self._closed = False
         self._freed = FreedMemory(meter, limit)
-        self._freed.begin(plan.predicted_bytes if plan.kept_bytes else 0)
+        self._freed.begin(fillable_bytes(plan.predicted_bytes) if plan.kept_bytes else 0)
         self._trimmed_at = time.perf_counter()
 
     def __call__(self, images: Tensor | SeveralInputs, targets: Tensor) -> Tensor:

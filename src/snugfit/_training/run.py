@@ -36,12 +36,10 @@ from snugfit._training.own_parts import OwnParts, factor_of
 from snugfit._training.stopping import StopFlag
 from snugfit.errors import CheckpointError, DivergedError
 from snugfit.memory import MemoryLimit, PeakMeter, release_memory, trim_heap
-from snugfit.memory.freed_memory import FreedMemory
+from snugfit.memory.freed_memory import FreedMemory, fillable_bytes
 
 CHECKPOINT_SECONDS = 120.0
 """Longest time between two checkpoints within an epoch."""
-UNKEPT_SHARE, UNKEPT_BYTES = 0.02, 1_000_000
-"""Of a predicted peak, what is not filled with freed memory."""
 TRIM_SECONDS = 0.5
 """Time between two trims of the heap, each of which takes a few milliseconds."""
 
@@ -289,14 +287,13 @@ class Run:
     def _allowed_peak(self, phase: Phase) -> int:
         """The peak up to which the heap may keep freed memory: beside it the limit has room for new kernels.
 
-        Some of the predicted peak is left for what happens beside layers, such as metrics. A run may have less memory
-        than was planned when it is resumed.
+        A run may have less memory than was planned when it is resumed.
         """
         if self.device.type != "cpu":
             return 0
         budget = self.limit.budget_bytes
         most = phase.peak_bytes if budget is None else min(phase.peak_bytes, budget - self.limit.kernel_bytes)
-        return max(int(most * (1 - UNKEPT_SHARE)) - UNKEPT_BYTES, 0)
+        return fillable_bytes(most)
 
     def end_phase(self, phase: Phase, epochs: int, steps: int, cache_bytes: int = 0) -> None:
         """Record a finished phase and move the position to the start of the next."""

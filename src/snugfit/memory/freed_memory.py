@@ -48,6 +48,8 @@ GROWTH = 1.7
 whose feature maps all have one size, by 1.58."""
 LOOP_GROWTH = 1.9
 """The same in loops whose images are not channels_last: 1.79 without a bound in a network of equal convolutions."""
+UNKEPT_SHARE, UNKEPT_BYTES = 0.02, 1_000_000
+"""Part of a predicted peak that is not filled with freed memory."""
 LEFT_SHARE = 0.03
 """Share of a memory budget that is left free."""
 FREE_SHARE = 0.5
@@ -63,6 +65,11 @@ def kept_peak(peak_bytes: int, budget_bytes: int | None, free_bytes: int, growth
     if budget_bytes is not None:
         room = min(room, int(budget_bytes * (1 - LEFT_SHARE)) - KERNEL_BYTES)
     return max(min(int(peak_bytes * growth), room), peak_bytes) if sets_thresholds() else peak_bytes
+
+
+def fillable_bytes(peak_bytes: int) -> int:
+    """What of a predicted peak may be filled with freed memory; the rest is for what happens beside layers."""
+    return max(int(peak_bytes * (1 - UNKEPT_SHARE)) - UNKEPT_BYTES, 0)
 
 
 class FreedMemory:
@@ -82,7 +89,7 @@ class FreedMemory:
         self._layer: object = _BETWEEN
         self._is_bare, self._owner = False, (0, 0)
         self._before_bytes = 0
-        self._read: Callable[[], int] = int
+        self._read: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     def begin(self, allowed_bytes: int) -> None:
         """Begin a phase whose peak is to stay below ``allowed_bytes``; 0 keeps nothing."""
@@ -141,9 +148,11 @@ class FreedMemory:
 
     def give_back(self) -> None:
         """Return everything that is free to the system; what is freed afterwards is kept again."""
+        if not self.keeps:
+            return
         if self._paused:
-            hold_free_blocks()
-        elif self.keeps:
+            self._pause()
+        else:
             trim_free_pages()
             self._limit.refresh()
 
@@ -227,7 +236,8 @@ class FreedMemory:
         return int(max(self._needs.get(layer, 0) * MARGIN, least * factor)) + MARGIN_BYTES
 
     def _growth(self) -> int:
-        return self._read() - self._limit.resting_bytes
+        resident, shared = self._read()
+        return resident - shared - self._limit.resting_bytes
 
     def _peak(self) -> int:
         """The peak since the last call, which the meter notes, too."""

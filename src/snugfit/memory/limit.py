@@ -36,7 +36,8 @@ class MemoryLimit:
 
     ``RLIMIT_DATA`` counts mappings whether or not they are resident, and oneDNN reserves 0.25-1.5 MB of address space
     for each generated kernel of which it touches some 20 kB. :meth:`refresh` therefore updates the limit from mapped
-    and resident memory at every step.
+    and resident memory at every step. Pages that the heap has returned stay mapped, and tensors may use them again
+    without being refused; where the heap keeps freed memory, ``FreedMemory`` checks the budget at every layer, too.
 
     What libraries import inside the context belongs to the process at rest, unless ``counts_imports``: then it takes
     from the budget, although the import itself is not refused.

@@ -11,23 +11,26 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import os
 import threading
 import time
 import weakref
-from io import FileIO
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
 
 from snugfit.memory.device import DeviceAtRest, device_at_rest
-from snugfit.memory.process import Baseline, OtherProcesses, has_proc, late_bytes, read_status, reset_high_water
+from snugfit.memory.process import (
+    Baseline,
+    OtherProcesses,
+    has_proc,
+    late_bytes,
+    quick_readings,
+    read_status,
+    reset_high_water,
+)
 
 SAMPLE_SECONDS = 0.005
 """Time between two samples."""
-_STATM = Path("/proc/self/statm")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class PeakMeter(Protocol):
@@ -72,7 +75,7 @@ class MemorySampler:
         self._stopped = False
         # Thread.start would wait for ever for a thread that lacks the memory to begin.
         with contextlib.suppress(RuntimeError, MemoryError):
-            _thread.start_new_thread(self._run, (_STATM.open("rb", buffering=0),))
+            _thread.start_new_thread(self._run, ())
 
     def take(self) -> Samples:
         """The samples since the last call."""
@@ -84,17 +87,16 @@ class MemorySampler:
         """End the thread."""
         self._stopped = True
 
-    def _run(self, statm: FileIO) -> None:
-        with statm:
+    def _run(self) -> None:
+        with quick_readings() as read:
             while not self._stopped:
                 try:
                     time.sleep(SAMPLE_SECONDS)
-                    self._sample(statm.fileno())
+                    self._sample(*read())
                 except MemoryError:
                     continue  # where a limit is reached; contextlib.suppress would allocate before it suppresses
 
-    def _sample(self, statm: int) -> None:
-        _, resident, shared, *_ = (int(pages) * _PAGE_BYTES for pages in os.pread(statm, 128, 0).split())
+    def _sample(self, resident: int, shared: int) -> None:
         with self._lock:
             before = self._samples
             most = max((resident, shared), (before.resident, before.shared))

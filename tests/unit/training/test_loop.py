@@ -288,6 +288,18 @@ def test_the_limit_is_set_anew_at_every_step(tmp_path):
     assert run.limit.refreshes >= 5
 
 
+def test_a_step_is_observed_before_its_peak_is_read(tmp_path, monkeypatch):
+    """The other way round, reading the peak hides what the last layer of a step took."""
+    run, order = make_run(tmp_path, epochs=1), []
+    mark = run.meter.mark
+    monkeypatch.setattr(run.freed, "after_step", lambda: order.append("step"))
+    monkeypatch.setattr(run.meter, "mark", lambda: (order.append("mark"), mark())[1])
+    train(run, OneWeight(before_step=lambda count: order.append("trains")))
+    assert order.count("step") == 5
+    for index in (index for index, each in enumerate(order) if each == "trains"):
+        assert order[index + 1] == "step"
+
+
 KEEPING = dataclasses.replace(PHASE, kept_bytes=50)
 
 
