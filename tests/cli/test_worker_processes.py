@@ -14,6 +14,7 @@ import pytest
 
 from snugfit._cli import app, child_process, worker_processes
 from snugfit._cli.child_process import run_job
+from snugfit._core import forking
 from snugfit._core.option_groups import BudgetOptions
 from snugfit.errors import SnugfitError
 
@@ -55,7 +56,7 @@ def started(monkeypatch):
     ],
 )
 def test_one_process_imports_for_all_where_memory_is_free(snugfit, started, monkeypatch, least, model, jobs):
-    monkeypatch.setattr(worker_processes, "LEAST_FREE_BYTES", least)
+    monkeypatch.setattr(forking, "LEAST_FREE_BYTES", least)
     assert snugfit("train", "--model", model, "--memory", "100MB", "--json").code == 0
     assert started == jobs
 
@@ -117,7 +118,7 @@ def test_a_forked_process_rests_at_the_same_memory(capfd, monkeypatch):
     flags = ["--model", "smallconv", "--data", "digits", "--image-size", "16", "--max-train", "32", "--threads", "1"]
 
     def rest(least: int) -> int:
-        monkeypatch.setattr(worker_processes, "LEAST_FREE_BYTES", least)
+        monkeypatch.setattr(forking, "LEAST_FREE_BYTES", least)
         capfd.readouterr()
         assert app.run(["plan", *flags, "--strategy", "backprop", "--json", "--quiet", "--profile-cache", "off"]) == 0
         found: int = json.loads(capfd.readouterr().out)["memory"]["process_bytes"]

@@ -79,7 +79,8 @@ def plan_again(request: Request, first: dict[str, Any], plan: Planner) -> dict[s
         return _with_others(request, first, plan)
     memory, answers = first["plan"]["budget"]["memory"], Answers()
     for each in map(Request.from_json, first.get("retries", ())):
-        if _expected(first, each) > HOPELESS * memory:
+        planned = first.get("apart") and each == request.with_strategy(each.strategy.strategy)
+        if planned or _expected(first, each) > HOPELESS * memory:
             answers.append((each, first))
         elif not any(_fits(found) and _is_no_worse(other, each) for other, found in answers):
             note(f"nothing fits yet; planning {_described(each, request)} in a process of its own")

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-_PR_SET_PDEATHSIG = 1
+from snugfit._core.forking import die_with_parent
+
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -125,12 +126,6 @@ def raise_at_signals() -> None:
     """Raise KeyboardInterrupt at SIGINT and SIGTERM."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-
-
-def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent is killed: an orphan must not write to a resumed run."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def keep_niceness() -> None:

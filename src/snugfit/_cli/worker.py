@@ -13,7 +13,6 @@ from typing import Any
 
 from snugfit._cli.output import FailedError, explain, note
 from snugfit._cli.startup import (
-    die_with_parent,
     ignore_signals,
     keep_niceness,
     prepare_streams,
@@ -21,6 +20,7 @@ from snugfit._cli.startup import (
     redeliver_swallowed_interrupts,
 )
 from snugfit._cli.worker_processes import FORWARDED, end_server, forked_job, import_api
+from snugfit._core.forking import die_with_parent
 from snugfit._core.request import Request
 from snugfit._training.events import Event, Notice, RunStarted, without_notices
 from snugfit.errors import InterruptedRunError
@@ -142,7 +142,8 @@ def _refused(planned: Any) -> dict[str, Any]:
 
 def _fitting(planned: Any, retries: Sequence[Request]) -> dict[str, Any]:
     """A plan, and the requests to plan again in fresh processes."""
-    return {"plan": planned.to_json(), "infeasible": None, "retries": [each.to_json() for each in retries]}
+    again = [each.to_json() for each in retries]
+    return {"plan": planned.to_json(), "infeasible": None, "retries": again, "apart": planned.apart}
 
 
 def _train_in_launch(api: Any, job: dict[str, Any], subscribers: Subscribers) -> Any:

@@ -21,16 +21,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from snugfit._cli.startup import adopt_orphans, die_with_parent
-from snugfit._core.machine_memory import machine_memory
+from snugfit._cli.startup import adopt_orphans
+from snugfit._core.forking import die_with_parent, may_fork
 from snugfit._core.option_groups import BudgetOptions
 from snugfit.errors import InterruptedRunError
 
 WORKER_MODULE = "snugfit._cli.worker"
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LEAST_FREE_BYTES = 10**9
-"""With less free memory nothing is forked: the server keeps a copy of every page that a child changes, 36 MB in all for
-a plan of ResNet-20."""
 _MOST_JOB_BYTES = 2**20
 _server: list[tuple[int, int]] = []
 """In a forked process: the server's process id, and a pipe that ends with the server."""
@@ -138,8 +135,7 @@ class ForkedChild:
 @contextlib.contextmanager
 def fork_server(budget: BudgetOptions) -> Iterator[ForkServer | None]:
     """A server while the context lasts; None beyond Linux, in a launch, and where its memory counts or is short."""
-    counts = budget.total_memory is not None or machine_memory(0).free_bytes < LEAST_FREE_BYTES
-    if sys.platform != "linux" or "WORLD_SIZE" in os.environ or counts:
+    if budget.total_memory is not None or not may_fork():
         yield None
         return
     adopt_orphans(True)

@@ -8,8 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from snugfit._core.amounts import parse_seconds
+from snugfit._core.budget import Budget
 from snugfit._core.explanation import command_of
+from snugfit._core.forking import may_fork
 from snugfit._core.known import IMAGENET
 from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
@@ -44,6 +48,7 @@ class Planned:
         next_profile: the profile of a process that finds these measurements in the cache.
         fresh: whether the plan is that of a fresh process, in which nothing was measured.
         may_fit_alone: refused strategies that may fit where no other one was measured.
+        apart: whether every strategy was measured in a process of its own.
     """
 
     plan: Plan
@@ -53,6 +58,7 @@ class Planned:
     next_profile: Profile
     fresh: bool = False
     may_fit_alone: tuple[str, ...] = ()
+    apart: bool = False
 
 
 def make_plan(
@@ -146,11 +152,14 @@ def _planned(
             seconds = None if request.machine.profile_time is None else parse_seconds(request.machine.profile_time)
             question = PlanningInput(work, assembly.chain, hardware, budget, request.aim, compares, fresh, seconds)
             meter = make_meter(resting, device)
-            measuring = MeasurementContext(meter, limit, on_measured, known)
+            apart = on_measured is not None and _measures_apart(budget, device)
+            new_meter = partial(make_meter, resting, device) if apart else None
+            measuring = MeasurementContext(meter, limit, on_measured, known, new_meter)
             found = search(question, considered, measuring, runs)
         plan = replace(found.plan, command=command_of(request, found.plan), memory=memory)
         plan = replace(with_kept_memory(plan, runs), device_memory=device_plan(device, meter))
-        return Planned(plan, found.profile, assembly, resting, found.next_profile, found.fresh, found.may_fit_alone)
+        planned = Planned(plan, found.profile, assembly, resting, found.next_profile)
+        return replace(planned, fresh=found.fresh, may_fit_alone=found.may_fit_alone, apart=found.apart)
 
     try:
         planned = attempt(measurable_bytes(budget, memory), lambda *progress: emit(ProbeMeasured(*progress)))
@@ -163,3 +172,9 @@ def _planned(
             raise
     release_memory()
     return attempt(None, None)  # not even data and chain fit: plan without measurements
+
+
+def _measures_apart(budget: Budget, device: torch.device) -> bool:
+    """Whether each strategy is measured in a forked process: with a memory budget that counts this process alone."""
+    counts = budget.memory_bytes is not None and budget.total_memory_bytes is None
+    return counts and budget.devices == 1 and device.type == "cpu" and may_fork()

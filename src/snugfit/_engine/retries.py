@@ -19,7 +19,7 @@ from snugfit._engine.history import past_runs
 from snugfit._engine.planning import Planned
 from snugfit._planner import PastRun
 from snugfit._planner.calibration import correction
-from snugfit._planner.search import candidates_of
+from snugfit._planner.candidates import candidates_of
 from snugfit._quantities import MB
 from snugfit._training.strategy import Strategy
 
@@ -83,7 +83,7 @@ def _exact_alone(planned: Planned) -> list[Request]:
         usual = {each.name for each in make_strategies(request).strategies}
         names = [each.strategy for each in plan.candidates if each.exact and each.smallest_bytes]
         names = [name for name in dict.fromkeys(names) if name in usual]
-    alone = [request.with_strategy(name) for name in names]
+    alone = [] if planned.apart else [request.with_strategy(name) for name in names]
     few = any(each.feasible and each.normalises_few for each in plan.candidates)
     tracks = any(unit.tracks for unit in planned.profile.units)
     is_open = getattr(request.strategy, "batch_norm", None) is None

@@ -87,11 +87,16 @@ class Measurements:
         self._folder, self._machine, self._renew = folder, machine, renew
         self._here: dict[str, Measurement] = {}
         self._found: set[str] = set()
+        self._found_elsewhere = 0
 
     @property
     def found(self) -> int:
         """Number of measurements found in the folder."""
-        return len(self._found)
+        return len(self._found) + self._found_elsewhere
+
+    def add_found(self, count: int) -> None:
+        """Count measurements that a forked process has found in the folder."""
+        self._found_elsewhere += count
 
     def find(self, what: str, available: float) -> Measurement | None:
         """The measurement of a text, if it applies with this many free bytes; None for an empty text."""

@@ -30,6 +30,8 @@ def prepare_process(threads, waiting):
 
 
 class FakePlan:
+    apart = False
+
     def __init__(self, request):
         self.request = request
         self.fresh = request.model.model == "fresh"

@@ -1,4 +1,4 @@
-"""In a tight budget the command line trains in a process that measured nothing, and in which more images fit."""
+"""In a tight budget training begins in a process that measured nothing, and in which more images fit."""
 
 import json
 
@@ -15,7 +15,9 @@ def options():
 def planned_here():
     """Micro-batch, and bytes in use before a step, where training would begin in the process that measured."""
     import snugfit
+    from snugfit._core import forking
 
+    forking.LEAST_FREE_BYTES = 2**60
     snugfit.prepare_process(1)
     planned = snugfit.plan(**options())
     return [planned.plan.choice.settings["micro_batch"], planned.profile.base_bytes]

@@ -121,7 +121,7 @@ def exact_retries(aim, *fits, few=None, tracks=False, alone=(), **options):
     request = Request.of(**{"memory": "50MB", **options})
     profile = Profile((UnitStats("unit", 1, 4, 1, (2,), 8, 8, tracks=tracks),))
     assembly = SimpleNamespace(request=request)
-    planned = SimpleNamespace(assembly=assembly, plan=plan, profile=profile, may_fit_alone=alone)
+    planned = SimpleNamespace(assembly=assembly, plan=plan, profile=profile, may_fit_alone=alone, apart=False)
     return [
         each.strategy.strategy + (" by whole batches" if each.strategy.batch_norm == "exact" else "")
         for each in retry_requests(planned)

@@ -16,7 +16,8 @@ from snugfit._core.plan import Candidate, Cost, Phase, Plan, Shortfall
 from snugfit._core.profile import Profile, UnitStats
 from snugfit._core.workload import Workload
 from snugfit._planner import MeasurementContext, PastRun, PlanningInput, StrategySelection, infeasible_error, search
-from snugfit._planner.search import norm_images
+from snugfit._planner.candidates import norm_images
+from snugfit.errors import ModelError
 from snugfit.profiling import Probe
 
 MB = 10**6
@@ -28,7 +29,8 @@ HARDWARE = Hardware("cpu", "cpu", 1, 10**9, "Linux", "2", True)
 @pytest.fixture(autouse=True)
 def no_collecting(monkeypatch):
     """Collecting garbage takes a tenth of a second, and nothing here makes any."""
-    monkeypatch.setattr("snugfit.profiling.probe.release_memory", lambda: None)
+    for module in ("profiling.probe", "profiling.measuring", "_planner.search"):
+        monkeypatch.setattr(sys.modules[f"snugfit.{module}"], "release_memory", lambda: None)
 
 
 class Still:
@@ -83,12 +85,14 @@ def made_up(name, costs=(), reasons=(), smallest=None, refusal=(), exact=False):
     return Strategy()
 
 
-def searched(*strategies, budget=BUDGET, told=None, aim="time", runs=(), workload=None, meter=None, **more):
+def searched(
+    *strategies, budget=BUDGET, told=None, aim="time", runs=(), workload=None, meter=None, new_meter=None, **more
+):
     chain = Chain.from_module(
         nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)).to("meta"), (3, 4, 4)
     )
     events = [] if told is None else told
-    measuring = MeasurementContext(meter or Still(), Still(), lambda *event: events.append(event))
+    measuring = MeasurementContext(meter or Still(), Still(), lambda *event: events.append(event), new_meter=new_meter)
     asked = {name: more.pop(name) for name in ("compares", "fresh", "profile_seconds") if name in more}
     question = PlanningInput(workload or WORKLOAD, chain, HARDWARE, budget, aim, **asked)
     return search(question, StrategySelection(strategies, **more), measuring, runs)
@@ -473,3 +477,59 @@ def test_norms_of_whole_batches_see_all_images_of_a_step(whole, found):
     cost = Cost(1, 1.0, 1.0, phases=(Phase("network", 1, 1.0, 2, ("unit",)),))
     candidate = Candidate("a", True, settings, cost, exact=True)
     assert norm_images(candidate, replace(WORKLOAD, batch_size=8), profile) == found
+
+
+def apart(*strategies, **more):
+    """What a search finds that measures every strategy in a process of its own."""
+    return searched(*strategies, meter=Growing(), new_meter=Growing, **more)
+
+
+def test_a_strategy_that_is_measured_apart_has_all_memory_that_others_would_leave():
+    """Together the second one finds 30 MB taken; and its own measurements leave none in the process that trains."""
+    strategies = [by_base("a", 90, slower=True), by_base("backprop", 80), by_base("b", 60, slower=True)]
+    together = searched(*strategies, meter=Growing())
+    assert [each.strategy for each in together.plan.candidates if each.feasible] == ["b"] and not together.apart
+    told = []
+    found = apart(*strategies, told=told)
+    assert found.apart and not found.fresh and not found.may_fit_alone
+    assert [name for name, *_ in told] == ["a-probe", "backprop-probe", "b-probe"]
+    choice = found.plan.choice
+    assert (choice.strategy, choice.settings["setting"]) == ("backprop", 80)
+    assert found.profile.base_bytes < 5 * MB and set(found.profile.floors) == {"backprop-probe"} and found.profile.units
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_what_is_measured_apart_does_not_depend_on_the_order(order):
+    strategies = [by_base("a", 20, 40, 60), by_base("backprop", 10, 50, 95), by_base("checkpoint", 30, 99)]
+    found = apart(*(strategies[place] for place in order))
+    told = {each.strategy: (each.feasible, each.settings, each.predicted) for each in found.plan.candidates}
+    again = {
+        each.strategy: (each.feasible, each.settings, each.predicted) for each in apart(*strategies).plan.candidates
+    }
+    assert told == again and len(told) == 3
+
+
+def test_a_strategy_whose_process_fails_is_measured_in_this_one(monkeypatch):
+    forks = []
+
+    def refuse(work, on_message):
+        forks.append(work)
+        raise ChildProcessError("the system refused to fork")
+
+    monkeypatch.setattr(sys.modules["snugfit._planner.search"], "run_forked", refuse)
+    strategies = [by_base("a", 20, 40), by_base("backprop", 10, 50)]
+    found, here = apart(*strategies), searched(*strategies, meter=Growing(), fresh=True)
+    assert len(forks) == 2 and found.plan.candidates == here.plan.candidates and not found.apart
+
+
+def test_the_error_of_the_only_strategy_is_raised_here(monkeypatch):
+    strategy = made_up("a", [(1, 1, 0)])
+
+    def refuse(self, workload, chain, hardware):
+        raise ModelError("the network has no such layer.")
+
+    type(strategy).validate = refuse
+    with pytest.raises(ModelError, match="no such layer"):
+        apart(strategy)
+    plan = apart(strategy, made_up("b", [(1 * MB, 1, 0)])).plan
+    assert {each.strategy: each.reasons for each in plan.candidates}["a"] == ("the network has no such layer.",)
