@@ -32,16 +32,16 @@ def identified(probe: Measured, strategy: Strategy, workload: Workload, network:
     """Return the probe with a key of everything that its measurement depends on, except the machine.
 
     On one machine, measurements with equal keys are interchangeable. The probe's own key, if any, replaces the
-    description of the network. Counts of images, epochs, seed and learning rate are not part of the key. Without a
-    ``network``, it has no key, and is measured in every plan.
+    description of the network. Counts of images, epochs, seed and learning rate are not part of the key, nor is the
+    strategy if others share the probe. Without a ``network``, it has no key, and is measured in every plan.
     """
     if not network:
         return replace(probe, same="")
     part = probe.same or f"{probe.name}\n{network}"
     optimizer = workload.optimizer
+    shared = isinstance(probe, Probe) and probe.shared
     settings = {
-        "strategy": strategy.name,
-        "settings": to_data(strategy),
+        **({} if shared else {"strategy": strategy.name, "settings": to_data(strategy)}),
         "work": {
             "input": workload.input_shape,
             "classes": workload.classes,

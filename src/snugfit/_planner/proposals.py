@@ -28,13 +28,14 @@ class Proposal:
         candidates: its candidates, for a process that has measured nothing.
         profile: that of such a process.
         next_profile: the same if it finds these measurements in the cache.
-        found: number of cached measurements that were used.
+        found, made: names of cached measurements that were used, and of new ones.
     """
 
     candidates: tuple[Candidate, ...]
     profile: Profile
     next_profile: Profile
-    found: int = 0
+    found: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -247,14 +247,13 @@ class Proposer:
         except ChildProcessError:
             return None
         found = from_data(Proposal, data)
-        measuring.known.add_found(found.found)
+        measuring.known.note_others(found.found, found.made)
         return found
 
     def _alone(self, strategy: Strategy, send: Send, *, only: bool) -> Proposal:
         """What a strategy proposes, in a forked process; every measured probe is sent."""
         measuring, known = self.measuring, self.measuring.known
         assert measuring.new_meter is not None
-        before = known.found
         measuring = replace(
             measuring, meter=measuring.new_meter(), new_meter=None, on_measured=lambda *progress: send(progress)
         )
@@ -263,7 +262,7 @@ class Proposer:
         choice, fresh = found.fresh[0], find_config(strategy.name).trains_fresh
         profile = state.profile_of(found, choice, fresh=fresh)
         next_profile = state.next_profile_of(found, choice, fresh=fresh)
-        return Proposal(tuple(found.fresh), profile, next_profile, known.found - before)
+        return Proposal(tuple(found.fresh), profile, next_profile, tuple(known.names_found), tuple(known.names_made))
 
     def _together(self, strategies: Sequence[Strategy], before: Proposals, *, only: bool) -> Proposals:
         """Measure what strategies still need in this process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -87,16 +88,27 @@ class Measurements:
         self._folder, self._machine, self._renew = folder, machine, renew
         self._here: dict[str, Measurement] = {}
         self._found: set[str] = set()
-        self._found_elsewhere = 0
+        self._elsewhere, self._made = set[str](), set[str]()
 
     @property
     def found(self) -> int:
-        """Number of measurements found in the folder."""
-        return len(self._found) + self._found_elsewhere
+        """Number of measurements found in the folder that were made before."""
+        return len(self.names_found | self._elsewhere)
 
-    def add_found(self, count: int) -> None:
-        """Count measurements that a forked process has found in the folder."""
-        self._found_elsewhere += count
+    @property
+    def names_found(self) -> frozenset[str]:
+        """Names of the measurements that were found in the folder."""
+        return frozenset(map(self._name, self._found))
+
+    @property
+    def names_made(self) -> frozenset[str]:
+        """Names of the measurements that were made."""
+        return frozenset(map(self._name, self._here.keys() - self._found))
+
+    def note_others(self, found: Iterable[str], made: Iterable[str]) -> None:
+        """Note the names of measurements that a forked process has found and made, which later ones may find."""
+        self._elsewhere |= set(found) - self._made
+        self._made |= set(made)
 
     def find(self, what: str, available: float) -> Measurement | None:
         """The measurement of a text, if it applies with this many free bytes; None for an empty text."""
@@ -135,5 +147,7 @@ class Measurements:
             return None
 
     def _path(self, what: str) -> Path | None:
-        name = sha256(f"{self._machine}\n{what}".encode()).hexdigest()[:32]
-        return None if self._folder is None else self._folder / f"{name}.json"
+        return None if self._folder is None else self._folder / f"{self._name(what)}.json"
+
+    def _name(self, what: str) -> str:
+        return sha256(f"{self._machine}\n{what}".encode()).hexdigest()[:32]

@@ -68,6 +68,7 @@ class Probe:
         kernels: probes with equal texts generate the same kernels at a batch size. An empty text equals no other.
         same: the computation as text: probes with equal texts cost the same, and are measured once. An empty text
             equals no other.
+        shared: whether it is the same in every strategy that has a probe of its name.
         partial_bytes: workspace that only some batch sizes need, multiples of the number of threads among them.
         warm_up: whether the first step at a batch size does not represent the next ones, however long it is.
         longest_seconds: no step that is expected to take longer is run to refine the line, unless the batch to be used
@@ -88,6 +89,7 @@ class Probe:
     network: str = ""
     kernels: str = ""
     same: str = ""
+    shared: bool = False
     partial_bytes: int = 0
     warm_up: bool = False
     longest_seconds: float = LONGEST_STEP_SECONDS

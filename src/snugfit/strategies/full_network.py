@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import ClassVar
 
 import torch
@@ -35,9 +35,10 @@ from snugfit._upstream import to_channels_last
 from snugfit.lean.bfloat16_weights import store_bfloat16
 from snugfit.memory import release_memory, trim_heap
 from snugfit.memory.tensors import tensor_peak_bytes
-from snugfit.profiling import Probe, unit_stats
+from snugfit.profiling import Probe, smallest_floor, unit_stats
 from snugfit.strategies.memory_estimates import (
     PASS_SHARE,
+    TENSOR_TO_PROCESS,
     available_headroom,
     evaluation_bytes,
     forward_images,
@@ -133,6 +134,7 @@ def network_probe(
         trainer = make(device)
         return lambda batch: step(trainer, batch, device)
 
+    @cache
     def floor(batch: int) -> int:
         trainer = make("meta")
         trainer.train_mode()
@@ -157,6 +159,7 @@ def network_probe(
         sizes=largest_parts(limit) if hold else (),
         layers=weight_layers(chain),
         kernels=name,
+        shared=name == PLAIN_PROBE,
         longest_seconds=LONGEST_STEP_SECONDS,
         headroom=partial(_expected_headroom, workload, held, heap_hole_bytes(workload, len(parameters))),
     )
@@ -166,6 +169,17 @@ def may_not_fit(probe: str, batch: int, tried: Mapping[str, ProbeLine | None], a
     """Whether a whole batch may not fit a probe's step, so that smaller parts of it must be measured, too."""
     line = tried.get(probe)
     return line is None or line.largest_batch(WHOLE_BATCH_SHARE * available_headroom(available), batch) < batch
+
+
+def _is_no_micro_batch(
+    floor: Callable[[int], int], held: Probe, batch: int, tried: Mapping[str, ProbeLine | None], available: float
+) -> bool:
+    """Whether the whole batch may fit, by the tensors of its step, or micro-batches with held gradients may not fit."""
+    room = WHOLE_BATCH_SHARE * available_headroom(available)
+    if held.name not in tried:
+        return floor(batch) <= available or smallest_floor(held.floor)[1] * TENSOR_TO_PROCESS > room
+    line = tried[held.name]
+    return line is None or not line.largest_batch(room, batch)
 
 
 def _expected_headroom(workload: Workload, parameters: int, holes: int, available: float, shape_bytes: float) -> float:
@@ -241,6 +255,12 @@ def network_shortfall(profile: Profile, floor_bytes: int, budget: Budget, worklo
     needed = smallest_budget(profile, floor_bytes + _beside_steps(workload, profile))
     smallest = max(needed, (budget.memory_bytes or 0) + 1_000_000)
     return Shortfall((f"one sample needs {smallest / 1e6:.0f} MB",), smallest)
+
+
+def least_floor(profile: Profile, *probes: str) -> int:
+    """The fewest tensor bytes of the steps of these probes, with gradients held or not."""
+    names = [line_name(probe, hold=hold) for probe in probes for hold in (False, True)]
+    return min(profile.floors[name] for name in names if name in profile.floors)
 
 
 def fit_network(
@@ -423,12 +443,14 @@ class FullNetwork(MicroBatching, ABC):
     def probes(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[Probe]:
         """The whole network's step, with gradients applied at once, and with gradients held if a batch may not fit."""
         make_trainer, chain = self.make_trainer(unit_stats(chain)), in_weight_dtype(chain, workload)
-        needed = partial(may_not_fit, self.probe, workload.effective_batch)
-        probes = [
+        batch = workload.effective_batch
+        plain, *held = (
             network_probe(self.probe, chain, workload, hardware.device, make_trainer, hold=hold)
             for hold in hold_modes(self.accumulate)
-        ]
-        return [probes[0], *(replace(probe, needed=needed) for probe in probes[1:])]
+        )
+        if held:
+            plain = replace(plain, needed=partial(_is_no_micro_batch, plain.floor, held[0], batch))
+        return [plain, *(replace(each, needed=partial(may_not_fit, self.probe, batch)) for each in held)]
 
     def propose(
         self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget
@@ -444,7 +466,10 @@ class FullNetwork(MicroBatching, ABC):
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest memory budget that would do."""
-        return network_shortfall(profile, profile.floors[self.probe], budget, workload)
+        names = self.probe, line_name(self.probe, hold=True)
+        return network_shortfall(
+            profile, min(profile.floors[each] for each in names if each in profile.floors), budget, workload
+        )
 
     def trainers_of(self, run: Run) -> MakeTrainer:
         """What makes the trainers of a run."""

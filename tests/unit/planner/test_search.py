@@ -17,6 +17,7 @@ from snugfit._core.profile import Profile, UnitStats
 from snugfit._core.workload import Workload
 from snugfit._planner import MeasurementContext, PastRun, PlanningInput, StrategySelection, infeasible_error, search
 from snugfit._planner.candidates import norm_images
+from snugfit._planner.probe_keys import identified
 from snugfit.errors import ModelError
 from snugfit.profiling import Probe
 
@@ -533,3 +534,18 @@ def test_the_error_of_the_only_strategy_is_raised_here(monkeypatch):
         apart(strategy)
     plan = apart(strategy, made_up("b", [(1 * MB, 1, 0)])).plan
     assert {each.strategy: each.reasons for each in plan.candidates}["a"] == ("the network has no such layer.",)
+
+
+def test_a_shared_probe_has_one_key_in_all_strategies_and_others_one_in_each():
+    one, other = made_up("a"), made_up("b")
+    (probe,) = one.probes(None, None, None)
+    keys = [
+        identified(replace(probe, shared=shared), strategy, WORKLOAD, "a network").same
+        for shared in (True, False)
+        for strategy in (one, other)
+    ]
+    assert keys[0] == keys[1] and len(set(keys)) == 3
+    assert (
+        identified(replace(probe, shared=True), one, replace(WORKLOAD, batch_size=20), "another network").same
+        != keys[0]
+    )

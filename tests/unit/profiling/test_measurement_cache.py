@@ -19,6 +19,18 @@ def test_another_process_finds_what_was_kept(tmp_path):
     assert other.is_from_disk("a conv") and other.found == 1
 
 
+def test_what_a_forked_process_made_is_not_counted_as_found_before(tmp_path):
+    here = Measurements(tmp_path, "machine")
+    Measurements(tmp_path, "machine").keep("a pool", FOUND, 1000.0)
+    first, second = Measurements(tmp_path, "machine"), Measurements(tmp_path, "machine")
+    first.keep("a conv", FOUND, 1000.0)
+    assert first.find("a pool", 1000.0) and len(first.names_found) == len(first.names_made) == 1
+    here.note_others(first.names_found, first.names_made)
+    assert second.find("a conv", 1000.0) and second.is_from_disk("a conv")
+    here.note_others(second.names_found, second.names_made)
+    assert here.found == 1, "the pool"
+
+
 @pytest.mark.parametrize(("machine", "what"), [("another machine", "a conv"), ("machine", "a pool"), ("machine", "")])
 def test_another_machine_or_network_finds_nothing(tmp_path, machine, what):
     Measurements(tmp_path, "machine").keep("a conv", FOUND, 1000.0)

@@ -1,5 +1,6 @@
 """Which batch the whole network trains at, and what that costs, from made-up lines."""
 
+import functools
 import math
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from snugfit.strategies.memory_estimates import (
     OWN_SAFETY,
     RESERVED_BYTES,
     SAFETY,
+    TENSOR_TO_PROCESS,
     passing_kernel_bytes,
     reserved_bytes,
     smallest_budget,
@@ -82,6 +84,31 @@ def test_parts_of_a_batch_are_measured_only_if_the_whole_may_not_fit():
     assert held.needed(lines, available=budget_for(74 * MB)), "which measuring may leave too little memory for"
     assert not held.needed(lines, available=budget_for(74 * MB / 0.9))
     assert not held.needed(lines, math.inf)
+
+
+def test_a_plain_step_is_measured_only_if_the_whole_batch_may_fit_or_no_micro_batch_does():
+    with torch.device("meta"):
+        chain = Chain.from_module(nn.Sequential(nn.Conv2d(3, 64, 1), nn.Flatten(), nn.Linear(4096, 10)), (3, 8, 8))
+    plain, held = Backprop().probes(workload(), chain, HARDWARE)
+    whole, few = plain.floor(64), held.floor(1)
+    assert few < whole, "64 images need more than one with gradients"
+    assert plain.needed({}, whole) and plain.needed({}, math.inf)
+    room = budget_for(few * TENSOR_TO_PROCESS / 0.9)
+    large = replace(plain, needed=functools.partial(plain.needed.func, lambda batch: 10**9, *plain.needed.args[1:]))
+    assert not large.needed({}, room + 10), "one image surely fits, and the whole batch cannot"
+    assert large.needed({}, budget_for(few)), "with held gradients not even one image may fit"
+    assert large.needed({held.name: None}, 10**8), "with them nothing fitted"
+    assert large.needed({held.name: line(50 * MB, MB)}, 50 * MB) and not large.needed(
+        {held.name: line(MB, MB)}, 50 * MB
+    )
+    (alone,) = Backprop(accumulate=False).probes(workload(), chain, HARDWARE)
+    assert alone.needed is None
+
+
+def test_without_a_plain_step_the_smallest_budget_follows_from_held_gradients():
+    found = replace(profile({"network:accumulate": line(10 * MB, MB)}), floors={"network:accumulate": 100 * MB})
+    lack = Backprop().shortfall(workload(), found, HARDWARE, Budget(MB))
+    assert lack == network_shortfall(found, 100 * MB, Budget(MB), workload())
 
 
 @given(st.integers(1, 600))

@@ -25,6 +25,7 @@ from snugfit.strategies.full_network import (
     MakeTrainer,
     batch_settings,
     by_own_loss,
+    least_floor,
     network_shortfall,
     reasons_against_rounding,
     reasons_against_training,
@@ -118,8 +119,8 @@ class Backprop(FullNetwork):
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest memory budget that would do."""
-        floors = [profile.floors[name] for name in (PLAIN_PROBE, WHOLE_BATCH_PROBE) if name in profile.floors]
-        return network_shortfall(profile, min(floors), budget, workload)
+        floor = least_floor(profile, PLAIN_PROBE, WHOLE_BATCH_PROBE)
+        return network_shortfall(profile, floor, budget, workload)
 
     def trainers_of(self, run: Run) -> MakeTrainer:
         """What makes the trainers of a run, whose scratch files lie in its cache folder."""
