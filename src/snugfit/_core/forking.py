@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -51,7 +52,9 @@ def run_forked(work: Callable[[Send], Any], on_message: Callable[[Any], object])
         raise ChildProcessError("OpenMP's threads cannot be ended")
     reading, writing = os.pipe()
     try:
-        child = os.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of other threads, whose locks the child does not take
+            child = os.fork()
     except OSError as error:
         os.close(reading)
         os.close(writing)
