@@ -91,6 +91,21 @@ def test_a_way_that_fits_alone_is_found_after_the_others_left_it_no_room():
     assert [each["strategy"] for each in found["plan"]["candidates"]] == ["blockwise", "backprop"]
 
 
+def test_what_was_measured_in_a_process_of_its_own_is_not_planned_alone():
+    """A worker has found the file of ImageNet weights. Leaner settings are tried as ever."""
+    machine = Machine(backprop=90, blockwise=80, blockwise_lls_mxm=48)
+    found = replace(REQUEST, model=ModelOptions("m", weights="a file"))
+    asked = replace(REQUEST, model=ModelOptions("m", weights="imagenet"))
+    again = [replace(alone(name), model=found.model) for name in ("backprop", "blockwise")]
+    lean = replace(alone("blockwise", local_loss="lls-mxm"), model=found.model)
+    first = {**refusal([*again, lean], backprop=95 * MB, blockwise=85 * MB), "apart": True}
+    assert plan_again(asked, first, machine)["infeasible"] is None and machine.asked == [("blockwise", "lls-mxm")]
+    machine = Machine(backprop=90, blockwise=80)
+    refused = plan_again(asked, {**first, "retries": first["retries"][:2]}, machine)
+    assert machine.asked == [] and machine.planned, "the smallest budget of each is searched"
+    assert refused["infeasible"]["message"].endswith("would do: 80.0 MB.")
+
+
 def test_what_the_user_did_not_name_is_tried(capsys):
     machine = Machine(blockwise=60, blockwise_lls_mxm=50)
     first = refusal([alone("blockwise", local_loss="lls-mxm")], blockwise=70 * MB)

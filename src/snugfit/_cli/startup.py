@@ -144,6 +144,6 @@ def adopt_orphans(adopt: bool) -> None:
 
 
 def die_with_agent() -> None:
-    """The same if torchrun started this process: the agent may be started again while this process lives on."""
+    """Let the kernel kill this process with torchrun's agent, if that started it and may be started again."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from snugfit._core.machine_memory import machine_memory
@@ -21,6 +22,7 @@ _PR_SET_PDEATHSIG = 1
 _PAUSE_SOFT = 1
 """``omp_pause_soft``: threads end, settings stay (OpenMP 5.0, section 3.2.44)."""
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if sys.platform != "win32" else ()
 Send = Callable[[Any], None]
 """Sends a message, which JSON can hold, to the process that forked this one."""
 
@@ -41,6 +43,8 @@ def die_with_parent() -> None:
 def run_forked(work: Callable[[Send], Any], on_message: Callable[[Any], object]) -> Any:
     """Run ``work`` in a forked process and return its result, which JSON can hold.
 
+    torch's compute threads end, and start again when they are used. Ctrl-C reaches this process alone.
+
     Args:
         work: gets a function that sends messages to this process.
         on_message: called with each of them.
@@ -50,7 +54,8 @@ def run_forked(work: Callable[[Send], Any], on_message: Callable[[Any], object])
     """
     if not _end_threads():
         raise ChildProcessError("OpenMP's threads cannot be ended")
-    reading, writing = os.pipe()
+    parent, (reading, writing) = os.getpid(), os.pipe()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of other threads, whose locks the child does not take
@@ -58,42 +63,63 @@ def run_forked(work: Callable[[Send], Any], on_message: Callable[[Any], object])
     except OSError as error:
         os.close(reading)
         os.close(writing)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         raise ChildProcessError("the system refused to fork") from error
     if child == 0:
-        os._exit(_work(work, writing))
-    os.close(writing)
-    results = []
+        try:
+            os.close(reading)
+            _work(work, writing, parent)
+        finally:
+            os._exit(0)
     try:
+        os.close(writing)
         with os.fdopen(reading, encoding="utf-8") as lines:
-            for line in lines:
-                message = json.loads(line) if line.endswith("\n") else {}  # it was killed while it wrote
-                if "result" in message:
-                    results.append(message["result"])
-                elif message:
-                    on_message(message["message"])
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            return _result(lines, on_message)
     finally:
-        os.kill(child, signal.SIGKILL)  # it has ended, or this process was interrupted
-        os.waitpid(child, 0)
-    if not results:
-        raise ChildProcessError("the forked process failed")
-    return results[0]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)  # it is done, or this process was interrupted
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, 0)
 
 
-def _work(work: Callable[[Send], Any], writing: int) -> int:
-    """The forked process; returns its exit code."""
-    with contextlib.suppress(BaseException):
-        die_with_parent()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        with os.fdopen(writing, "w", encoding="utf-8") as pipe:
+def _result(lines: Iterable[str], on_message: Callable[[Any], object]) -> Any:
+    """Hand on messages until the result comes, and return it."""
+    for line in lines:
+        if not line.endswith("\n"):  # the process was killed while it wrote
+            break
+        message = json.loads(line)
+        if "error" in message:
+            raise ChildProcessError(message["error"])
+        if "result" in message:
+            return message["result"]
+        on_message(message["message"])
+    raise ChildProcessError("the forked process was killed")
 
-            def send(**message: Any) -> None:
-                pipe.write(json.dumps(message) + "\n")
-                pipe.flush()
 
+def _work(work: Callable[[Send], Any], writing: int, parent: int) -> None:
+    """The forked process."""
+    die_with_parent()
+    if os.getppid() != parent:
+        return
+    libc = ctypes.CDLL(None)  # libgomp calls exit, where destructors may wait for threads that this process lacks
+    libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
+    gc.freeze()  # looking for garbage would copy the pages of all objects
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    with os.fdopen(writing, "w", encoding="utf-8") as pipe:
+
+        def send(**message: Any) -> None:
+            line = json.dumps(message)
+            pipe.write(f"{line}\n")
+            pipe.flush()
+
+        try:
             send(result=work(lambda message: send(message=message)))
-        return 0
-    return 1
+        except BaseException as error:
+            send(error=f"{type(error).__name__}: {error}")
 
 
 def _end_threads() -> bool:

@@ -175,6 +175,10 @@ def _planned(
 
 
 def _measures_apart(budget: Budget, device: torch.device) -> bool:
-    """Whether each strategy is measured in a forked process: with a memory budget that counts this process alone."""
+    """Whether each strategy is measured in a forked process: with a memory budget that counts this process alone.
+
+    Where torch finds an accelerator, backward passes start threads for it, and then fail in a forked process.
+    """
     counts = budget.memory_bytes is not None and budget.total_memory_bytes is None
-    return counts and budget.devices == 1 and device.type == "cpu" and may_fork()
+    on_cpu = device.type == "cpu" and not torch.accelerator.is_available()
+    return counts and budget.devices == 1 and on_cpu and may_fork()

@@ -31,8 +31,8 @@ shortfall adds more (``DRIFT_BYTES``); this budget is tried by the command line 
 def retry_requests(planned: Planned) -> list[Request]:
     """Requests to plan again in fresh processes, because memory that other measurements left counts to a budget.
 
-    If something fits: each refused strategy that may fit alone; if accuracy is the aim, and what fits is
-    not exact, each exact strategy alone, too.
+    If something fits: where strategies were measured together, each refused one that may fit alone; and if accuracy is
+    the aim, and what fits is not exact, each exact one alone.
 
     If nothing fits, for each considered strategy: the strategy alone, unless the request already names it; then each of
     its leaner settings, for options that the user left open. Then exact strategies with optimizer state in 8 bits, if

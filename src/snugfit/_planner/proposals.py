@@ -82,6 +82,13 @@ class Proposals:
         """All measurements."""
         return reduce(merged, [each.profile for each in self.apart.values()], self.profile)
 
+    def with_others(self, own: Profile) -> Profile:
+        """A strategy's own profile, with the lines of the others, too."""
+        lines, floors, kept = (
+            {**getattr(self.measured, name), **getattr(own, name)} for name in ("lines", "floors", "kept")
+        )
+        return replace(own, lines=lines, floors=floors, kept=kept, tensors=self.measured.tensors)
+
     def probes_of(self, choice: Candidate | None) -> Probes | None:
         """The probes of a choice's strategy; None without a choice, or if its strategy refuses the model."""
         return next((probes for each, probes in self.able if choice and each.name == choice.strategy), None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from snugfit._chain import Chain
 from snugfit._core.budget import Aim
@@ -39,6 +41,10 @@ from snugfit.profiling import (
 if TYPE_CHECKING:
     from snugfit.profiling import Probe, TensorProbe
 
+GRAIN = 32768
+"""Elements for which torch uses another thread."""
+MOST_STACK_BYTES = 16_000_000
+"""Address space of a thread's stack; it is 8 MiB unless ``ulimit -s`` or ``OMP_STACKSIZE`` says otherwise."""
 LONG_SECONDS = 600.0
 """Predicted seconds of a run from which a refused strategy is measured again in a process of its own."""
 NEAR = 1.65
@@ -107,9 +113,20 @@ def search(
 ) -> SearchResult:
     """Measure the strategies' probes and rank what they propose; past runs, oldest first, correct predictions.
 
+    If a strategy cannot be measured in a process of its own, all are measured in this one.
+
     Raises:
         ModelError: the only strategy finds the model unusable.
     """
+    try:
+        return _search(question, considered, measuring, runs)
+    except ChildProcessError:
+        return _search(question, considered, replace(measuring, new_meter=None), runs)
+
+
+def _search(
+    question: PlanningInput, considered: StrategySelection, measuring: MeasurementContext, runs: Sequence[PastRun]
+) -> SearchResult:
     state, aim = Proposer.of(question, measuring, runs), question.aim
     first, others = _in_turn(question, considered.strategies)
     proposals, late = state.propose_in_time(first)
@@ -137,8 +154,8 @@ def search(
         state.profile_of(proposals, plan.choice, fresh=is_fresh),
         state.next_profile_of(proposals, plan.choice, fresh=is_fresh),
         is_fresh,
-        () if proposals.apart else state.may_fit_alone(plan),
-        apart=bool(proposals.apart),
+        () if state.apart else state.may_fit_alone(plan),
+        apart=state.apart,
     )
 
 
@@ -197,9 +214,14 @@ class Proposer:
         """The search, before anything is measured."""
         budget = question.budget
         fresh = question.fresh and budget.devices == 1 and question.hardware.device == "cpu"
-        fresh = measuring.new_meter is not None or (fresh and budget.memory_bytes is not None)
-        resting = measuring.resting_bytes() if fresh else None
+        needed = measuring.new_meter is not None or (fresh and budget.memory_bytes is not None)
+        resting = measuring.resting_bytes() if needed else None
         return cls(question, measuring, runs, resting, time.monotonic())
+
+    @property
+    def apart(self) -> bool:
+        """Whether each strategy is measured in a process of its own."""
+        return self.measuring.new_meter is not None
 
     def propose_in_time(
         self, strategies: Sequence[Strategy], before: Proposals | None = None
@@ -219,33 +241,34 @@ class Proposer:
     def propose(
         self, strategies: Sequence[Strategy], before: Proposals | None = None, *, only: bool = False
     ) -> Proposals:
-        """Measure what strategies still need; those measured together propose again with the remaining headroom."""
-        found = before or Proposals()
-        together = []
-        for strategy in strategies:
-            proposal = self._apart(strategy, only=only)
-            if proposal is None:
-                together.append(strategy)
-            else:
-                found = replace(found, apart={**found.apart, strategy.name: proposal})
-        return self._together(together, found, only=only) if together or not strategies else found
+        """Measure what strategies still need; those measured together propose again with the remaining headroom.
 
-    def _apart(self, strategy: Strategy, *, only: bool) -> Proposal | None:
-        """What a strategy proposes if it is measured in a forked process; None if that is not possible, or failed.
+        Raises:
+            ChildProcessError: a strategy could not be measured in a process of its own.
+        """
+        found = before or Proposals()
+        if not self.apart:
+            return self._together(strategies, found, only=only)
+        for strategy in strategies:
+            found = replace(found, apart={**found.apart, strategy.name: self._apart(strategy, only=only)})
+        return found if strategies else replace(found, profile=Profile(unit_stats(self.question.chain)))
+
+    def _apart(self, strategy: Strategy, *, only: bool) -> Proposal:
+        """What a strategy proposes if it is measured in a forked process.
 
         Measuring leaves memory behind: kernels, and what the heap cannot return. It would count to the next strategy,
-        so that what fits would depend on those before it. After a failure this process measures, and says what failed.
+        so that what fits would depend on those before it.
         """
-        measuring = self.measuring
-        if measuring.new_meter is None or measuring.on_measured is None:
-            return None
-        on_measured = measuring.on_measured
+        measuring, on_measured = self.measuring, self.measuring.on_measured
+
+        def told(progress: Any) -> None:
+            if on_measured is not None:
+                on_measured(*progress)
+
         try:
-            data = run_forked(
-                lambda send: to_data(self._alone(strategy, send, only=only)), lambda progress: on_measured(*progress)
-            )
-        except ChildProcessError:
-            return None
+            data = run_forked(lambda send: to_data(self._alone(strategy, send, only=only)), told)
+        finally:
+            _start_threads(measuring.limit)
         found = from_data(Proposal, data)
         measuring.known.note_others(found.found, found.made)
         return found
@@ -254,6 +277,7 @@ class Proposer:
         """What a strategy proposes, in a forked process; every measured probe is sent."""
         measuring, known = self.measuring, self.measuring.known
         assert measuring.new_meter is not None
+        _start_threads(measuring.limit)
         measuring = replace(
             measuring, meter=measuring.new_meter(), new_meter=None, on_measured=lambda *progress: send(progress)
         )
@@ -301,7 +325,7 @@ class Proposer:
     def profile_of(self, proposals: Proposals, choice: Candidate | None, *, fresh: bool) -> Profile:
         """The profile of the process that trains the choice, ``fresh`` or this one."""
         if choice is not None and choice.strategy in proposals.apart:
-            return proposals.apart[choice.strategy].profile
+            return proposals.with_others(proposals.apart[choice.strategy].profile)
         probes = proposals.probes_of(choice)
         if probes is None:
             return proposals.measured
@@ -312,7 +336,7 @@ class Proposer:
     def next_profile_of(self, proposals: Proposals, choice: Candidate | None, *, fresh: bool) -> Profile:
         """The same where a process finds these measurements in the cache."""
         if choice is not None and choice.strategy in proposals.apart:
-            return proposals.apart[choice.strategy].next_profile
+            return proposals.with_others(proposals.apart[choice.strategy].next_profile)
         probes = proposals.probes_of(choice)
         if probes is None or fresh:
             return self.profile_of(proposals, choice, fresh=fresh)
@@ -355,3 +379,10 @@ def _reasons(strategy: Strategy, workload: Workload, chain: Chain, hardware: Har
         if only:
             raise
         return [str(error)]
+
+
+def _start_threads(limit: MemoryLimit) -> None:
+    """Start torch's threads again, which ended before a fork: their stacks may be more than the limit leaves."""
+    count = torch.get_num_threads()
+    with limit.allow_address_space(count * MOST_STACK_BYTES):
+        torch.zeros(count * GRAIN, dtype=torch.uint8).add_(1)

@@ -1,5 +1,6 @@
 """Forked processes: results, failures, and that nothing of them is left."""
 
+import ctypes
 import os
 import signal
 import time
@@ -58,6 +59,10 @@ def leave(send):
     os._exit(0)
 
 
+def leave_like_libgomp(send):
+    ctypes.CDLL(None).exit(1)
+
+
 def be_killed(send):
     send("half")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -67,10 +72,42 @@ def answer_with_what_is_no_json(send):
     return object()
 
 
-@pytest.mark.parametrize("work", [fail, leave, be_killed, answer_with_what_is_no_json])
+@pytest.mark.parametrize("work", [fail, leave, leave_like_libgomp, be_killed, answer_with_what_is_no_json])
 def test_a_failure_is_an_error(work):
     with pytest.raises(ChildProcessError):
         run_forked(work, ignore)
+
+
+def test_a_failure_says_what_failed():
+    with pytest.raises(ChildProcessError, match="ValueError: a strategy has a fault"):
+        run_forked(fail, ignore)
+
+
+def test_ctrl_c_in_the_terminal_reaches_this_process_alone():
+    def work(send):
+        os.kill(os.getpid(), signal.SIGINT)
+        return "done"
+
+    assert run_forked(work, ignore) == "done"
+
+
+def test_a_result_counts_though_another_reaps_the_process():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert run_forked(lambda send: 7, ignore) == 7
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_what_the_process_started_is_not_waited_for():
+    def work(send):
+        if os.fork() == 0:
+            time.sleep(4)
+            os._exit(0)
+        return "done"
+
+    started = time.monotonic()
+    assert run_forked(work, ignore) == "done" and time.monotonic() - started < 3
 
 
 def test_an_interruption_ends_the_process_too():

@@ -108,7 +108,7 @@ def test_every_strategy_is_planned_alone_then_leaner_then_with_small_state_and_w
     assert retries("backprop", "tiled")[-3:] == [*small, *rounded], "tiled keeps its weights in float32"
 
 
-def exact_retries(aim, *fits, few=None, tracks=False, alone=(), **options):
+def exact_retries(aim, *fits, few=None, tracks=False, alone=(), apart=False, **options):
     names = ("backprop", "checkpoint", "tiled")
     refused = [Candidate(name, False, smallest_bytes=60 * MB, exact=True) for name in names if name not in fits]
     exact = {name: name in names for name in fits}
@@ -121,7 +121,7 @@ def exact_retries(aim, *fits, few=None, tracks=False, alone=(), **options):
     request = Request.of(**{"memory": "50MB", **options})
     profile = Profile((UnitStats("unit", 1, 4, 1, (2,), 8, 8, tracks=tracks),))
     assembly = SimpleNamespace(request=request)
-    planned = SimpleNamespace(assembly=assembly, plan=plan, profile=profile, may_fit_alone=alone, apart=False)
+    planned = SimpleNamespace(assembly=assembly, plan=plan, profile=profile, may_fit_alone=alone, apart=apart)
     return [
         each.strategy.strategy + (" by whole batches" if each.strategy.batch_norm == "exact" else "")
         for each in retry_requests(planned)
@@ -134,6 +134,8 @@ def test_exact_strategies_are_planned_alone_if_accuracy_is_the_aim_and_what_fits
     assert exact_retries("accuracy", "blockwise", strategy="blockwise") == []
     assert exact_retries("accuracy", "blockwise", memory=None) == []
     assert exact_retries("accuracy", "elastic", tracks=True) == [], "it is how to fine-tune on few images"
+    assert exact_retries("accuracy", "blockwise", apart=True) == [], "they were measured alone"
+    assert exact_retries("accuracy", "blockwise", apart=True, tracks=True) == ["backprop by whole batches"]
 
 
 def test_what_may_fit_alone_is_planned_alone_whatever_the_aim():

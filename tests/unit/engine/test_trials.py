@@ -46,6 +46,14 @@ def test_a_named_model_runs_in_a_process_of_its_own(folders):
     assert list(folders.iterdir()) == []
 
 
+def test_every_strategy_that_fits_is_tried_though_each_was_measured_apart(folders):
+    plan = snugfit.plan("smallconv", "digits", memory="60MB", **TINY)
+    fitting = {each.strategy for each in plan.plan.candidates if each.feasible}
+    trials = plan.compare(steps=1)
+    assert plan.apart and len(fitting) > 2 and {each.strategy for each in trials} == fitting
+    assert not any(each.error for each in trials) and list(folders.iterdir()) == []
+
+
 def test_trials_next_to_the_process_that_plans_are_beyond_a_total():
     plan = snugfit.plan("smallconv", "digits", strategy="backprop", total_memory="2GB", **TINY)
     with pytest.raises(UsageError, match="beyond --total-memory"):

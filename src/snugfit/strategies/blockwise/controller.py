@@ -117,7 +117,20 @@ class Controller:
         run = self.run
         self.caches.keep_only(index - 1)
         block, phase = self._dry_run(index)
-        trainer = self._load_units(block)
+        steps, written = self._train_block(index, block, phase)
+        if self.strategy.residency == "block" or self._ends_with(index):
+            self._release_all()
+        run.end_phase(phase, run.workload.epochs, steps, written)
+        run.save({})
+        self.caches.keep_only(index)
+        stop_if_requested(run)
+
+    def _train_block(self, index: int, block: Block, phase: Phase) -> tuple[int, int]:
+        """Train a block, store it, and cache its outputs; return the steps of an epoch, and the bytes cached.
+
+        Its trainer is freed before the phase ends: what it holds would count to the next one.
+        """
+        run, trainer = self.run, self._load_units(block)
         if run.resumed:
             trainer.load_state(run.resumed_tensors)
         with ExitStack() as opened:
@@ -128,13 +141,7 @@ class Controller:
             trainer.release_optimizers()
             trainer.evaluate()
             self._store_units(block, trainer)
-            written = self._pass_outputs(index, block, trainer, train, val)
-        if self.strategy.residency == "block" or self._ends_with(index):
-            self._release_all()
-        run.end_phase(phase, run.workload.epochs, steps, written)
-        run.save({})
-        self.caches.keep_only(index)
-        stop_if_requested(run)
+            return steps, self._pass_outputs(index, block, trainer, train, val)
 
     def _ends_with(self, index: int) -> bool:
         """Whether no block is trained after this one."""
