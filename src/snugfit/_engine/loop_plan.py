@@ -170,7 +170,8 @@ class LoopPlanner:
         self.network, self.workload, self.limit, self.meter = network, workload, limit, meter
         self.images, self.targets = batch
         self.trials = TrialSteps(network)
-        self.meta = Chain.from_any_module(on_meta(network.model), workload.input_shape, inputs=workload.inputs)
+        with limit.allow_address_space(META_PASS_BYTES):
+            self.meta = Chain.from_any_module(on_meta(network.model), workload.input_shape, inputs=workload.inputs)
         given = sum(each.values * getattr(torch, each.dtype).itemsize for each in workload.inputs)  # by the loop itself
         self.held = self.images.nbytes + self.targets.nbytes + len(self.images) * given
         self.budget_bytes = limit.budget_bytes or 0
