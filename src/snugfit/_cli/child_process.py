@@ -13,7 +13,8 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from snugfit._cli.output import FailedError, unreported
-from snugfit._cli.worker_processes import FORWARDED, ForkedChild, ForkServer, blocked_signals, start_worker
+from snugfit._cli.worker_processes import ForkedChild, ForkServer, blocked_signals, start_worker
+from snugfit._core.forking import FORWARDED
 from snugfit._core.machine_memory import GROUPS, PROC, counts, memory_groups
 from snugfit.errors import BudgetExceededError, InterruptedRunError, SnugfitError, UnusableInputError, WorkerLostError
 

@@ -19,8 +19,8 @@ from snugfit._cli.startup import (
     quick_exit,
     redeliver_swallowed_interrupts,
 )
-from snugfit._cli.worker_processes import FORWARDED, end_server, forked_job, import_api
-from snugfit._core.forking import die_with_parent
+from snugfit._cli.worker_processes import end_server, forked_job, import_api
+from snugfit._core.forking import FORWARDED, die_with_parent
 from snugfit._core.request import Request
 from snugfit._training.events import Event, Notice, RunStarted, without_notices
 from snugfit.errors import InterruptedRunError

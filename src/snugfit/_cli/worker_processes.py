@@ -22,12 +22,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from snugfit._cli.startup import adopt_orphans
-from snugfit._core.forking import die_with_parent, may_fork
+from snugfit._core.forking import FORWARDED, die_with_parent, may_fork
 from snugfit._core.option_groups import BudgetOptions
 from snugfit.errors import InterruptedRunError
 
 WORKER_MODULE = "snugfit._cli.worker"
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MOST_JOB_BYTES = 2**20
 _server: list[tuple[int, int]] = []
 """In a forked process: the server's process id, and a pipe that ends with the server."""

@@ -22,7 +22,8 @@ _PR_SET_PDEATHSIG = 1
 _PAUSE_SOFT = 1
 """``omp_pause_soft``: threads end, settings stay (OpenMP 5.0, section 3.2.44)."""
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if sys.platform != "win32" else ()
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if sys.platform != "win32" else ()
+"""Signals that end a run, which the command line passes on to the process that does it."""
 Send = Callable[[Any], None]
 """Sends a message, which JSON can hold, to the process that forked this one."""
 
@@ -55,7 +56,7 @@ def run_forked(work: Callable[[Send], Any], on_message: Callable[[Any], object])
     if not _end_threads():
         raise ChildProcessError("OpenMP's threads cannot be ended")
     parent, (reading, writing) = os.getpid(), os.pipe()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of other threads, whose locks the child does not take
@@ -108,12 +109,11 @@ def _work(work: Callable[[Send], Any], writing: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     with os.fdopen(writing, "w", encoding="utf-8") as pipe:
 
         def send(**message: Any) -> None:
-            line = json.dumps(message)
-            pipe.write(f"{line}\n")
+            pipe.write(f"{json.dumps(message)}\n")
             pipe.flush()
 
         try:

@@ -84,10 +84,14 @@ class Proposals:
 
     def with_others(self, own: Profile) -> Profile:
         """A strategy's own profile, with the lines of the others, too."""
-        lines, floors, kept = (
-            {**getattr(self.measured, name), **getattr(own, name)} for name in ("lines", "floors", "kept")
+        every = self.measured
+        return replace(
+            own,
+            lines={**every.lines, **own.lines},
+            floors={**every.floors, **own.floors},
+            kept={**every.kept, **own.kept},
+            tensors=every.tensors,
         )
-        return replace(own, lines=lines, floors=floors, kept=kept, tensors=self.measured.tensors)
 
     def probes_of(self, choice: Candidate | None) -> Probes | None:
         """The probes of a choice's strategy; None without a choice, or if its strategy refuses the model."""

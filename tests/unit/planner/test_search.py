@@ -1,143 +1,19 @@
 """The search on made-up strategies: ranking, reasons, and the error where nothing fits."""
 
 import sys
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
-from torch import nn
+import search_samples
+from search_samples import BUDGET, HARDWARE, MB, WORKLOAD, Growing, Still, by_base, made_up, run, searched
 
-from snugfit._chain import Chain
 from snugfit._core.budget import Budget
-from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Candidate, Cost, Phase, Plan, Shortfall
 from snugfit._core.profile import Profile, UnitStats
-from snugfit._core.workload import Workload
-from snugfit._planner import MeasurementContext, PastRun, PlanningInput, StrategySelection, infeasible_error, search
+from snugfit._planner import PastRun, infeasible_error
 from snugfit._planner.candidates import norm_images
 from snugfit._planner.probe_keys import identified
-from snugfit.errors import ModelError
-from snugfit.profiling import Probe
-
-MB = 10**6
-BUDGET = Budget("100MB")
-WORKLOAD = Workload("net", "images", (3, 4, 4), 2, 10, 5, 5)
-HARDWARE = Hardware("cpu", "cpu", 1, 10**9, "Linux", "2", True)
-
-
-@pytest.fixture(autouse=True)
-def no_collecting(monkeypatch):
-    """Collecting garbage takes a tenth of a second, and nothing here makes any."""
-    for module in ("profiling.probe", "profiling.measuring", "_planner.search"):
-        monkeypatch.setattr(sys.modules[f"snugfit.{module}"], "release_memory", lambda: None)
-
-
-class Still:
-    """Meter and limit of a process that takes nothing."""
-
-    metric, current_bytes, peak_bytes, budget_bytes = "none", 0, 0, None
-    kernel_bytes = 0
-    device = torch.device("cpu")
-
-    def restart(self):
-        pass
-
-    def mark(self):
-        return 1000
-
-    def refresh(self):
-        return 0
-
-    def allow_kernels(self):
-        return nullcontext()
-
-    def allow_address_space(self, extra_bytes):
-        return nullcontext()
-
-
-def made_up(name, costs=(), reasons=(), smallest=None, refusal=(), exact=False):
-    """A strategy that proposes one candidate per (peak bytes, seconds, storage bytes)."""
-
-    @dataclass(frozen=True)
-    class Strategy:
-        setting: int = -1
-
-        def validate(self, workload, chain, hardware):
-            return list(refusal)
-
-        def probes(self, workload, chain, hardware):
-            assert not refusal, "a strategy that cannot serve the model is asked for probes"
-            return [Probe(f"{name}-probe", lambda: lambda batch: None, lambda batch: 7, 8)]
-
-        def propose(self, workload, profile, hardware, budget):
-            assert f"{name}-probe" in profile.floors and profile.units
-            yield from (replace(self, setting=index) for index in range(len(costs)))
-
-        def estimate(self, workload, profile, hardware):
-            peak, seconds, storage = costs[self.setting]
-            return Cost(peak, seconds / 10, seconds, storage)
-
-        def shortfall(self, workload, profile, hardware, budget):
-            return Shortfall(tuple(reasons), smallest)
-
-    Strategy.name, Strategy.exact = name, exact
-    return Strategy()
-
-
-def searched(
-    *strategies, budget=BUDGET, told=None, aim="time", runs=(), workload=None, meter=None, new_meter=None, **more
-):
-    chain = Chain.from_module(
-        nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)).to("meta"), (3, 4, 4)
-    )
-    events = [] if told is None else told
-    measuring = MeasurementContext(meter or Still(), Still(), lambda *event: events.append(event), new_meter=new_meter)
-    asked = {name: more.pop(name) for name in ("compares", "fresh", "profile_seconds") if name in more}
-    question = PlanningInput(workload or WORKLOAD, chain, HARDWARE, budget, aim, **asked)
-    return search(question, StrategySelection(strategies, **more), measuring, runs)
-
-
-def run(*strategies, **more):
-    found = searched(*strategies, **more)
-    return found.plan, found.profile
-
-
-class Growing(Still):
-    """A process that takes 30 MB once its memory was looked at: what preparing and measuring leave."""
-
-    current_bytes = -30 * MB
-
-    def restart(self):
-        self.current_bytes = min(self.current_bytes + 30 * MB, 30 * MB)
-
-    def mark(self):
-        return self.current_bytes + 1000
-
-
-def by_base(name, *steps, exact=False, slower=False):
-    """A strategy whose settings are the largest of some steps, in MB, that the budget holds beside the base.
-
-    A larger step is faster, or ``slower``.
-    """
-    strategy = made_up(name, exact=exact)
-
-    def propose(self, workload, profile, hardware, budget):
-        room = budget.memory_bytes - profile.base_bytes
-        fitting = [step for step in steps if step * MB <= room]
-        yield from (replace(self, setting=step) for step in fitting[-1:])
-
-    def estimate(self, workload, profile, hardware):
-        return Cost(
-            profile.base_bytes + self.setting * MB, 1.0, float(self.setting) if slower else 1000.0 / self.setting
-        )
-
-    def shortfall(self, workload, profile, hardware, budget):
-        return Shortfall(("too little",), profile.base_bytes + min(steps) * MB)
-
-    type(strategy).propose, type(strategy).estimate, type(strategy).shortfall = propose, estimate, shortfall
-    return strategy
 
 
 class Clock:
@@ -398,7 +274,7 @@ class Small(Still):
 
 def test_what_a_strategy_needs_does_not_depend_on_the_strategies_planned_with_it(monkeypatch):
     """ResNet-20 in 22 MB: one sample needed 85 MB in a plan of all strategies, and backprop alone trained."""
-    monkeypatch.setitem(globals(), "Still", Small)
+    monkeypatch.setattr(search_samples, "Still", Small)
 
     def shortfall(strategy, workload, profile, hardware, budget):
         return Shortfall(("too big",), profile.base_bytes + 7)
@@ -478,68 +354,6 @@ def test_norms_of_whole_batches_see_all_images_of_a_step(whole, found):
     cost = Cost(1, 1.0, 1.0, phases=(Phase("network", 1, 1.0, 2, ("unit",)),))
     candidate = Candidate("a", True, settings, cost, exact=True)
     assert norm_images(candidate, replace(WORKLOAD, batch_size=8), profile) == found
-
-
-def apart(*strategies, **more):
-    """What a search finds that measures every strategy in a process of its own."""
-    return searched(*strategies, meter=Growing(), new_meter=Growing, **more)
-
-
-def test_a_strategy_that_is_measured_apart_has_all_memory_that_others_would_leave():
-    """Together the second one finds 30 MB taken; and its own measurements leave none in the process that trains."""
-    strategies = [by_base("a", 90, slower=True), by_base("backprop", 80), by_base("b", 60, slower=True)]
-    together = searched(*strategies, meter=Growing())
-    assert [each.strategy for each in together.plan.candidates if each.feasible] == ["b"] and not together.apart
-    told = []
-    found = apart(*strategies, told=told)
-    assert found.apart and not found.fresh and not found.may_fit_alone
-    assert [name for name, *_ in told] == ["a-probe", "backprop-probe", "b-probe"]
-    choice = found.plan.choice
-    assert (choice.strategy, choice.settings["setting"]) == ("backprop", 80)
-    assert found.profile.base_bytes < 5 * MB and found.profile.units
-    assert set(found.profile.floors) == {"a-probe", "backprop-probe", "b-probe"}, "trials estimate the others"
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_what_is_measured_apart_does_not_depend_on_the_order(order):
-    strategies = [by_base("a", 20, 40, 60), by_base("backprop", 10, 50, 95), by_base("checkpoint", 30, 99)]
-    found = apart(*(strategies[place] for place in order))
-    told = {each.strategy: (each.feasible, each.settings, each.predicted) for each in found.plan.candidates}
-    again = {
-        each.strategy: (each.feasible, each.settings, each.predicted) for each in apart(*strategies).plan.candidates
-    }
-    assert told == again and len(told) == 3
-
-
-@pytest.mark.parametrize("successes", [0, 1])
-def test_if_a_process_fails_all_strategies_are_measured_in_this_one(monkeypatch, successes):
-    """None of them keeps a prediction for a process that has measured nothing."""
-    run_forked, forks = sys.modules["snugfit._planner.search"].run_forked, []
-
-    def refuse(work, on_message):
-        forks.append(work)
-        if len(forks) > successes:
-            raise ChildProcessError("the system refused to fork")
-        return run_forked(work, on_message)
-
-    monkeypatch.setattr(sys.modules["snugfit._planner.search"], "run_forked", refuse)
-    strategies = [by_base("a", 20, 40), by_base("backprop", 10, 50)]
-    found, here = apart(*strategies), searched(*strategies, meter=Growing())
-    assert len(forks) == successes + 1 and not found.apart and not found.fresh
-    assert found.plan.candidates == here.plan.candidates and found.profile.base_bytes == here.profile.base_bytes
-
-
-def test_the_error_of_the_only_strategy_is_raised_here(monkeypatch):
-    strategy = made_up("a", [(1, 1, 0)])
-
-    def refuse(self, workload, chain, hardware):
-        raise ModelError("the network has no such layer.")
-
-    type(strategy).validate = refuse
-    with pytest.raises(ModelError, match="no such layer"):
-        apart(strategy)
-    plan = apart(strategy, made_up("b", [(1 * MB, 1, 0)])).plan
-    assert {each.strategy: each.reasons for each in plan.candidates}["a"] == ("the network has no such layer.",)
 
 
 def test_a_shared_probe_has_one_key_in_all_strategies_and_others_one_in_each():
