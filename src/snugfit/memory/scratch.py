@@ -27,19 +27,20 @@ from snugfit.memory.tensors import exclude_storage
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a scratch file."""
+    """A tensor in a scratch file, in row-major order or, with ``last``, in ``channels_last``."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    last: bool
     _descriptor: int
     _offset: int
 
     def read(self, rows: slice = slice(None)) -> Tensor:
-        """Read rows of the first axis, or all, as a new tensor (rows, ...) on the CPU, in row-major order."""
+        """Read rows of the first axis, or all, as a new tensor (rows, ...) on the CPU, in the order of the file."""
         start, stop, _ = rows.indices(self.shape[0] if self.shape else 1)
         shape = (stop - start, *self.shape[1:]) if self.shape else ()
-        found = torch.empty(shape, dtype=self.dtype)
-        view, done = _bytes(found), 0
+        found = torch.empty(shape, dtype=self.dtype, memory_format=self._order)
+        view, done = _bytes(found, last=self.last), 0
         while done < len(view):
             count = os.preadv(self._descriptor, [view[done:]], self._offset + start * self._row_bytes + done)
             if count == 0:
@@ -49,9 +50,14 @@ class StoredTensor:
 
     def write(self, tensor: Tensor, start: int = 0) -> None:
         """Overwrite rows of the first axis from ``start`` on by values (rows, ...)."""
-        view, done = _bytes(tensor.detach().to("cpu", self.dtype).contiguous()), 0
+        ordered = tensor.detach().to("cpu", self.dtype).contiguous(memory_format=self._order)
+        view, done = _bytes(ordered, last=self.last), 0
         while done < len(view):
             done += os.pwrite(self._descriptor, view[done:], self._offset + start * self._row_bytes + done)
+
+    @property
+    def _order(self) -> torch.memory_format:
+        return torch.channels_last if self.last else torch.contiguous_format
 
     @property
     def _row_bytes(self) -> int:
@@ -83,8 +89,8 @@ class ScratchFile:
             raise
         return self
 
-    def reserve(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> StoredTensor:
-        """Reserve space for a tensor of this shape; its values are undefined.
+    def reserve(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, last: bool = False) -> StoredTensor:
+        """Reserve space for a tensor of this shape, in ``channels_last`` if ``last``; its values are undefined.
 
         Raises:
             ValueError: the file is full.
@@ -92,13 +98,13 @@ class ScratchFile:
         size = stored_bytes(shape, dtype)
         if self._used + size > self.size:
             raise ValueError(f"{self.path} has no space for {size} more bytes")
-        stored = StoredTensor(tuple(shape), dtype, self._descriptor, self._used)
+        stored = StoredTensor(tuple(shape), dtype, last, self._descriptor, self._used)
         self._used += size
         return stored
 
     def store(self, tensor: Tensor) -> StoredTensor:
-        """Store a tensor of any shape."""
-        stored = self.reserve(tensor.shape, tensor.dtype)
+        """Store a tensor of any shape, in its own order, so that neither writing nor reading copies it."""
+        stored = self.reserve(tensor.shape, tensor.dtype, last=is_channels_last(tensor))
         stored.write(tensor)
         return stored
 
@@ -107,6 +113,11 @@ class ScratchFile:
     ) -> None:
         os.close(self._descriptor)
         self.path.unlink(missing_ok=True)
+
+
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether a tensor of any shape has four axes in ``channels_last`` order."""
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def stored_bytes(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> int:
@@ -142,8 +153,10 @@ def over_limit(size: int, limit: int, alternative: str) -> OutOfStorageError:
     )
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+def _bytes(tensor: Tensor, *, last: bool) -> memoryview:
+    """The memory of a dense tensor of any shape, in ``channels_last`` order if ``last``."""
+    ordered = tensor.permute(0, 2, 3, 1) if last else tensor
+    return ordered.view(-1).view(torch.uint8).numpy().data
 
 
 class MappedScratch:

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from snugfit._core.options import ImportanceMetric
-from snugfit.memory.scratch import ScratchFile, StoredTensor, stored_bytes
+from snugfit.memory.scratch import ScratchFile, StoredTensor, is_channels_last, stored_bytes
 
 Update = Callable[[str, nn.Parameter], None]
+PART_VALUES = 1 << 18
+"""Values of a weight that are compared at once: a sum in float64 first copies them."""
 
 
 def scratch_bytes(units: Sequence[nn.Module], shapes: Sequence[tuple[int, ...]], batch: int) -> int:
@@ -88,14 +90,10 @@ def _contributions(walk: _UnitBackward, scratch: ScratchFile, update: Update) ->
             update(name, parameter)
             parameter.grad = None
 
-    @torch.no_grad()
     def undo(unit: nn.Module) -> None:
-        """Take each update back; sum gradient times update with one temporary of that size."""
         for name, parameter, gradient in _with_gradient(unit):
-            before = originals.pop(name).read().to(parameter.device)
-            found[name] = -float(parameter.sub_(before).mul_(gradient).sum(dtype=torch.float64))
+            found[name] = -_taken_back(parameter, gradient, originals.pop(name))
             parameter.grad = None
-            parameter.copy_(before)
 
     try:
         walk.run(step)
@@ -107,6 +105,20 @@ def _contributions(walk: _UnitBackward, scratch: ScratchFile, update: Update) ->
                     if name in originals:
                         parameter.copy_(originals.pop(name).read())
     return found
+
+
+@torch.no_grad()
+def _taken_back(parameter: Tensor, gradient: Tensor, before: StoredTensor) -> float:
+    """Take the update of a parameter, of any shape, back part by part; returns the sum of gradient times update."""
+    updated, gradient = torch.atleast_1d(parameter), torch.atleast_1d(gradient)
+    rows = max(PART_VALUES * len(updated) // max(updated.numel(), 1), 1)
+    total = 0.0
+    for start in range(0, len(updated), rows):
+        part = slice(start, start + rows)
+        old, new = before.read(part).to(parameter.device), updated[part]
+        total += float((new - old).mul_(gradient[part]).sum(dtype=torch.float64))
+        new.copy_(old)
+    return total
 
 
 def _with_gradient(unit: nn.Module) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
@@ -142,8 +154,9 @@ class _UnitBackward:
                 output = unit(self._part(index, slice(start, start + self.chunk)))
                 if index == len(self.outputs):
                     shape = (len(self.labels), *output.shape[1:])
-                    self.outputs.append(self.scratch.reserve(shape, output.dtype))
-                    self.gradients.append(self.scratch.reserve(shape, output.dtype))
+                    last = is_channels_last(output)
+                    self.outputs.append(self.scratch.reserve(shape, output.dtype, last=last))
+                    self.gradients.append(self.scratch.reserve(shape, output.dtype, last=last))
                 self.outputs[index].write(output, start)
 
     def _part(self, index: int, rows: slice) -> Tensor:

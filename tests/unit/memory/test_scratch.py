@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from snugfit.errors import OutOfStorageError
-from snugfit.memory.scratch import ScratchFile, stored_bytes
+from snugfit.memory.scratch import ScratchFile, StoredTensor, stored_bytes
+from snugfit.memory.tensors import tensor_peak_bytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8])
@@ -39,6 +40,25 @@ def test_any_memory_layout_can_be_stored(tmp_path):
     with ScratchFile(tmp_path / "scratch", stored_bytes(image.shape) + stored_bytes(turned.shape)) as scratch:
         assert torch.equal(scratch.store(image).read(), image)
         assert torch.equal(scratch.store(turned).read(), turned)
+
+
+def test_images_and_weights_in_channels_last_come_back_in_channels_last(tmp_path):
+    weight = torch.rand(6, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    with ScratchFile(tmp_path / "scratch", stored_bytes(weight.shape)) as scratch:
+        stored = scratch.store(weight)
+        stored.write(-weight[2:4].contiguous(), 2)
+        for rows, expected in ((slice(None), weight[:2]), (slice(2), weight[:2]), (slice(2, 4), -weight[2:4])):
+            found = stored.read(rows)
+            assert found.is_contiguous(memory_format=torch.channels_last)
+            assert torch.equal(found[:2], expected)
+
+
+def test_neither_storing_nor_reading_copies_a_weight(tmp_path):
+    weight = torch.rand(64, 32, 3, 3).contiguous(memory_format=torch.channels_last)
+    with ScratchFile(tmp_path / "scratch", weight.nbytes) as scratch:
+        assert tensor_peak_bytes(lambda: scratch.store(weight), [weight]) == weight.nbytes
+        stored = StoredTensor(tuple(weight.shape), weight.dtype, True, scratch._descriptor, 0)
+        assert tensor_peak_bytes(stored.read, [weight]) == 2 * weight.nbytes
 
 
 def test_a_parameter_is_stored_without_its_history(tmp_path):

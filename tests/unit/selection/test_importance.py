@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from snugfit._core.workload import OptimizerSettings
 from snugfit._training.optimizers import ParameterOptimizers
 from snugfit.memory.scratch import ScratchFile
+from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.selection.importance import importance, scratch_bytes
 from snugfit.strategies.elastic.probes import trial_updates
 
@@ -134,6 +135,32 @@ def test_it_is_the_papers_whatever_the_chunk(name, chunk, tmp_path):
     for key, value in want.items():
         assert found[key] == pytest.approx(value, rel=1e-10), key
     assert len({round(value, 14) for value in want.values()}) == len(want), "tensors differ, so a mix-up would show"
+
+
+def test_an_update_is_taken_back_part_by_part(tmp_path, monkeypatch):
+    monkeypatch.setattr("snugfit.selection.importance.PART_VALUES", 30)
+    model, settings = network(), SETTINGS["adamw"]
+    before = copy.deepcopy(model.state_dict())
+    want = oracle(settings, model, {}, *samples())
+    found = run("contribution", model, tmp_path, update=trial_updates(settings))
+    assert found == pytest.approx(want, rel=1e-10)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_pass_takes_a_gradient_and_its_new_state_beside_the_weights(tmp_path):
+    unit = Named(0, nn.Sequential(nn.Conv2d(256, 512, 3), nn.Flatten())).eval()  # 4.7 MB
+    unit.to(memory_format=torch.channels_last)
+    weight = sum(parameter.nbytes for parameter in unit.parameters())
+    images = torch.randn(2, 256, 3, 3).contiguous(memory_format=torch.channels_last)
+    settings = OptimizerSettings("sgd", lr=0.05, momentum=0.9)
+    with ScratchFile(tmp_path / "scratch", weight + 1024) as scratch:
+
+        def once():
+            options = {"chunk": 2, "scratch": scratch, "update": trial_updates(settings)}
+            importance("contribution", [unit], images, torch.tensor([0, 1]), **options)
+
+        peak = tensor_peak_bytes(once, [unit, images])
+    assert 3 * weight <= peak < 3.5 * weight, "weight, gradient, and momentum"
 
 
 def test_the_optimizers_state_and_the_weights_stay_bit_for_bit(tmp_path):

@@ -52,6 +52,7 @@ class Config(StrategyConfig):
     order = 40
     accuracy = "Its gradients are exact, but only the most important tensors train, so accuracy may differ."
     keeps_time_ratio = True
+    trains_fresh = True
     fine_tunes = True
     no_averaging = "which averages weights over all steps, but the selection of tensors changes"
     rebuild = "snugfit.strategies.elastic.pruning:with_saved_widths"

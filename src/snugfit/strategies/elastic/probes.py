@@ -112,15 +112,15 @@ class ElasticProbes:
         return Probe(IMPORTANCE, build, floor, min(batch, self.workload.train_count), layers=weight_layers(self.chain))
 
     def _unit_floor(self, unit: Unit, chunk: int) -> int:
-        """Tensor bytes of a unit's part of the pass without weights: feature maps and gradients, then an update."""
+        """Tensor bytes of a unit's part of the pass without weights: feature maps and gradients, then new state."""
         module = copy.deepcopy(unit.module).requires_grad_(True).eval()
         if self.lean:
             use_lean(module)
         inputs = torch.empty((chunk, *unit.input_shape), device="meta", requires_grad=True)
         backward = tensor_peak_bytes(lambda: module(inputs).sum().backward(), [module, inputs]) - unit.weight_bytes
         sizes = [p.numel() * p.element_size() for p in module.parameters()]
-        step = int((self.workload.optimizer.state_per_parameter + 1) * max(sizes, default=0))
-        return max(backward, sum(sizes) + step)
+        state = int(self.workload.optimizer.state_per_parameter * max(sizes, default=0))
+        return max(backward, sum(sizes) + state)
 
     def tensors(self, batch_limit: int, *, live: bool = False) -> TensorProbe:
         """The probe of every operator; if ``live``, of the chain's own modules, without changing them."""
