@@ -71,12 +71,26 @@ def crashes(inputs: Tensor, wanted: Sequence[bool]) -> bool:
     return inputs.is_contiguous(memory_format=layout)
 
 
+PADDED_CHANNELS, WIDEST_DEPTHWISE = 16 * 16, 4
+"""See :func:`depthwise_workspace`."""
+
+
 def hidden_bytes(operator: Any, args: Sequence[Any]) -> int:
     """Bytes that a call of a mended operator takes on the processor while it runs, in addition to its outputs."""
     if getattr(operator, "overloadpacket", None) is not _GROUP_NORM_BACKWARD:
         return 0
     inputs, wanted = args[1], args[-1]
     return inputs.nbytes if inputs.device.type == "cpu" and crashes(inputs, wanted) else 0
+
+
+def depthwise_workspace(rows: int, weight: Tensor) -> int:
+    """Bytes that oneDNN takes beside it for the gradient of a depthwise weight (C, 1, kh, kw), on maps of some rows.
+
+    It has kernels of its own for kernels of up to 4 rows, on maps with at least as many. Elsewhere it computes the
+    gradient as that of a dense convolution with 16x16 weights for each channel, which also takes up to 50 times longer.
+    """
+    own = weight.shape[2] <= WIDEST_DEPTHWISE and rows >= weight.shape[2]
+    return 0 if own else PADDED_CHANNELS * weight.numel() * torch.float32.itemsize
 
 
 def shared_names(module: nn.Module) -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from snugfit._upstream import depthwise_workspace
 from snugfit.lean.update_rules import PART_MULTIPLE, values_in_memory
 
 PART_VALUES = 1 << 19
@@ -25,6 +26,8 @@ COPIED_VALUES = 1 << 14
 those of one image."""
 LEAST_WEIGHTS = 1 << 16
 """With fewer weights a call of oneDNN takes less time than the many calls of products."""
+PRODUCTS = 1 << 16
+"""A pass over a depthwise convolution makes at most as many products at once, and at least those of one image."""
 PADDING_SHARE = 0.5
 """With fewer weights it pays where at least this share of the products would be by padding."""
 MANY_WEIGHTS = 1 << 19
@@ -83,13 +86,17 @@ NOTHING = Choice(weight_gradient=False, others=False)
 def choose(inputs: Tensor, weight: Tensor, geometry: Geometry) -> Choice:
     """What to compute by kernel position for inputs (B, C, H, W) and a weight (K, C, kh, kw).
 
-    Nothing on a GPU, in groups, or with more than :data:`SMALL_MAP` output pixels, and nothing that torch refuses.
+    Nothing on a GPU, or with more than :data:`SMALL_MAP` output pixels, and nothing that torch refuses. With groups,
+    only the gradient of a depthwise weight, where oneDNN is slow.
     """
-    if geometry.groups > 1 or inputs.device.type == "cuda":
+    if inputs.device.type == "cuda":
         return NOTHING
     size = output_size(inputs.shape[2:], weight.shape[2:], geometry)
     if min(size) < 1 or math.prod(size) > SMALL_MAP:
         return NOTHING
+    if geometry.groups > 1:
+        depthwise = geometry.groups == inputs.shape[1] == len(weight)
+        return Choice(depthwise and depthwise_workspace(inputs.shape[2], weight) > 0, others=False)
     return Choice(weight_gradient=True, others=_is_faster(inputs, weight, size, geometry))
 
 
@@ -146,8 +153,11 @@ def input_gradient(gradient: Tensor, weight: Tensor, size: Sequence[int], geomet
 def weight_gradient(gradient: Tensor, inputs: Tensor, kernel: Pair, geometry: Geometry) -> Tensor:
     """The gradient of a weight (K, C, kh, kw), in channels_last; see :func:`convolve`.
 
-    The gradient of the output is (B, K, H', W'), and the inputs are (B, C, H, W).
+    The gradient of the output is (B, K, H', W'), and the inputs are (B, C, H, W). With groups the weight is depthwise,
+    (C, 1, kh, kw).
     """
+    if geometry.groups > 1:
+        return _depthwise_gradient(gradient, inputs, kernel, geometry)
     channels, filters = inputs.shape[1], gradient.shape[1]
     outputs, pixels = gradient.permute(0, 2, 3, 1), inputs.permute(0, 2, 3, 1)
     total = gradient.new_zeros(filters, *kernel, channels)
@@ -158,6 +168,18 @@ def weight_gradient(gradient: Tensor, inputs: Tensor, kernel: Pair, geometry: Ge
             left = rows[written].reshape(-1, filters)
             total[:, row, column].addmm_(left.t(), columns[read].reshape(-1, channels))
     return total.permute(0, 3, 1, 2)
+
+
+def _depthwise_gradient(gradient: Tensor, inputs: Tensor, kernel: Pair, geometry: Geometry) -> Tensor:
+    """The gradient of a weight (C, 1, kh, kw), from that of the output (B, C, H', W') and inputs (B, C, H, W)."""
+    outputs, pixels = gradient.permute(0, 2, 3, 1), inputs.permute(0, 2, 3, 1)
+    total = gradient.new_zeros(*kernel, inputs.shape[1])
+    positions = [*_positions(inputs.shape[2:], gradient.shape[2:], kernel, geometry)]
+    for images in _parts(outputs, pixels, PRODUCTS):
+        rows, columns = outputs[images], pixels[images]
+        for row, column, written, read in positions:
+            total[row, column] += (rows[written] * columns[read]).sum((0, 1, 2))
+    return total.permute(2, 0, 1).contiguous().unsqueeze(1)
 
 
 def weight_gradient_parts(

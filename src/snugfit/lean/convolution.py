@@ -276,7 +276,11 @@ class LeanConv2d(nn.Conv2d):
 
     def _update_of(self, weight: Tensor) -> PartialUpdate | None:
         """What takes the gradient of a weight (K, C, kh, kw) in parts, if there are several, in the weight's layout."""
-        in_parts = weight.numel() > PART_VALUES and weight.is_contiguous(memory_format=torch.channels_last)
+        in_parts = (
+            weight.numel() > PART_VALUES
+            and self.groups == 1
+            and weight.is_contiguous(memory_format=torch.channels_last)
+        )
         return self.update if in_parts and self.update is not None and self.update.serves(weight) else None
 
     def _by_position(self, inputs: Tensor, weight: Tensor) -> Choice:

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from snugfit._quantities import format_bytes
+from snugfit._upstream import depthwise_workspace
 
 KERNEL_BYTES = 4 << 20
 """Address space for the kernels of one operator; VGGs, ResNets and MobileNets needed 3.1 MB at most."""
@@ -21,8 +22,8 @@ _GENERATING = frozenset(
     {_aten.convolution, _aten.convolution_backward, _aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm}
 )
 
-_OUTPUTS: dict[Any, int] = {}
-"""Bytes of an operator's outputs by the shapes of its arguments; computing them takes a millisecond."""
+_NEEDED: dict[Any, int] = {}
+"""Bytes of an operator's outputs and workspace by the shapes of its arguments; computing them takes a millisecond."""
 
 
 class AddressSpace(Protocol):
@@ -61,9 +62,9 @@ class KernelAllowance(TorchDispatchMode):
 
     def _require(self, func: Any, args: Any, kwargs: Any) -> None:
         key = (func, tuple(map(_shape, tree_iter((args, kwargs)))))
-        if key not in _OUTPUTS:
-            _OUTPUTS[key] = _output_bytes(func, args, kwargs)
-        needed = _OUTPUTS[key] + KERNEL_BYTES
+        if key not in _NEEDED:
+            _NEEDED[key] = _output_bytes(func, args, kwargs) + _workspace_bytes(func, args)
+        needed = _NEEDED[key] + KERNEL_BYTES
         left = self.limit.left_bytes
         if needed > left:
             raise MemoryError(f"out of memory: {func} needs {format_bytes(needed)}, and {format_bytes(left)} are left")
@@ -78,6 +79,15 @@ def _output_bytes(func: Any, args: Any, kwargs: Any) -> int:
     on_meta = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
     outputs = func(*on_meta[0], **on_meta[1])
     return sum(output.nbytes for output in tree_iter(outputs) if isinstance(output, Tensor))
+
+
+def _workspace_bytes(func: Any, args: Any) -> int:
+    """Bytes that an operator takes beside its outputs, where they are known to be many."""
+    if func.overloadpacket is not _aten.convolution_backward:
+        return 0
+    (_, inputs, weight), groups, wanted = args[:3], args[-2], args[-1]
+    depthwise = groups == len(weight) > 1 and weight.shape[1] == 1
+    return depthwise_workspace(inputs.shape[2], weight) if depthwise and wanted[1] else 0
 
 
 def _on_meta(args: Any) -> bool:

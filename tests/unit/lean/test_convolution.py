@@ -10,7 +10,7 @@ from tensors import assert_same
 from torch import nn
 
 from snugfit.lean import LeanConv2d, by_position, convolution, use_lean_convolutions
-from snugfit.lean.by_position import SMALL_MAP, Geometry, choose, weight_gradient
+from snugfit.lean.by_position import SMALL_MAP, Choice, Geometry, choose, weight_gradient
 
 SQUARE = Geometry((1, 1), (0, 0), (1, 1), 1)
 
@@ -64,6 +64,41 @@ def test_outputs_and_gradients_equal_torchs(case):
     images = torch.randn(case["batch"], case["channels"], *case["size"], dtype=torch.float64)
     options = {"channels_last": case["channels_last"], "train_input": case["train_input"]}
     assert_same(gradients(lean, images, **options), gradients(stock, images, **options))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cases(), st.sampled_from([by_position.PRODUCTS, 0]))
+def test_outputs_and_gradients_of_depthwise_convolutions_equal_torchs(monkeypatch, case, products):
+    monkeypatch.setattr(by_position, "depthwise_workspace", lambda *given: 1)
+    monkeypatch.setattr(by_position, "PRODUCTS", products)
+    channels = case["channels"]
+    stock, lean = stock_and_lean(
+        channels, channels, case["kernel"], groups=channels, bias=case["bias"], stride=case["stride"],
+        padding=case["padding"], dilation=case["dilation"],
+    )  # fmt: skip
+    for conv in (stock, lean):
+        conv.weight.requires_grad_(case["train_weight"])
+    images = torch.randn(case["batch"], channels, *case["size"], dtype=torch.float64)
+    options = {"channels_last": case["channels_last"], "train_input": case["train_input"]}
+    assert_same(gradients(lean, images, **options), gradients(stock, images, **options))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "size", "filters", "slow"),
+    [
+        (3, (2, 2), 8, True),
+        (3, (2, 8), 8, True),
+        (3, (3, 3), 8, False),
+        (3, (8, 2), 8, False),
+        (3, (2, 2), 16, False),
+        (5, (4, 4), 8, True),
+        (5, (5, 5), 8, False),
+    ],
+)
+def test_gradients_of_depthwise_weights_are_computed_by_position_where_onednn_is_slow(kernel, size, filters, slow):
+    inputs, weight = torch.empty(4, 8, *size, device="meta"), torch.empty(filters, 1, kernel, kernel, device="meta")
+    geometry = Geometry((1, 1), (kernel // 2, kernel // 2), (1, 1), 8)
+    assert choose(inputs, weight, geometry) == Choice(weight_gradient=slow, others=False)
 
 
 @pytest.fixture

@@ -61,6 +61,22 @@ def test_outputs_and_kernels_must_fit_into_what_the_budget_has_left(left, refuse
     assert limit.asked == ([] if refused else [0, 0])
 
 
+@pytest.mark.parametrize(("kernel", "side", "workspace"), [(3, 2, True), (3, 3, False), (5, 9, True)])
+def test_the_workspace_for_the_gradient_of_a_depthwise_weight_must_fit_too(kernel, side, workspace):
+    images, weight = torch.ones(1, 32, side, side), torch.ones(32, 1, kernel, kernel, requires_grad=True)
+    output = nn.functional.conv2d(images, weight, padding=kernel // 2, groups=32)
+    padded = 16 * 16 * weight.nbytes
+    limit = Recorded(padded + weight.nbytes + KERNEL_BYTES - 1 if workspace else KERNEL_BYTES * 2)
+    with KernelAllowance(limit):
+        if workspace:
+            with pytest.raises(MemoryError, match="out of memory"):
+                output.sum().backward()
+            limit.left_bytes += 1
+            nn.functional.conv2d(images, weight, padding=kernel // 2, groups=32).sum().backward()
+        else:
+            output.sum().backward()
+
+
 def test_the_limit_is_exact_after_an_error():
     limit = Recorded()
     with KernelAllowance(limit), pytest.raises(RuntimeError):
