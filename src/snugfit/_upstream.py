@@ -87,7 +87,7 @@ def depthwise_workspace(rows: int, weight: Tensor) -> int:
     """Bytes that oneDNN takes beside it for the gradient of a depthwise weight (C, 1, kh, kw), on maps of some rows.
 
     It has kernels of its own for kernels of up to 4 rows, on maps with at least as many. Elsewhere it computes the
-    gradient as that of a dense convolution with 16x16 weights for each channel, which also takes up to 50 times longer.
+    gradient as that of a dense convolution with 16x16 weights for each channel, which also takes longer.
     """
     own = weight.shape[2] <= WIDEST_DEPTHWISE and rows >= weight.shape[2]
     return 0 if own else PADDED_CHANNELS * weight.numel() * torch.float32.itemsize

@@ -229,13 +229,14 @@ def test_python_of_planning(tmp_path):
 
 def test_defects_of_torch_are_as_the_page_says():
     """The page names the versions that were looked at; of others it says nothing, but for the first defect."""
-    (crash, _), (_, update), copy, shared = run_copies(
+    (crash, _), (_, update), copy, (_, depthwise), shared = run_copies(
         "import torch", *code_blocks(ROOT / "docs/upstream.md", "python")
     )
     assert crash == (-11 if torch.__version__ < GROUP_NORM_MENDED else 0)
     if torch.__version__.split("+")[0] == "2.13.0":
         assert float(re.search(r"tensor\(([\d.]+)", update)[1]) == pytest.approx(0.6, abs=0.1)
         assert (copy, shared) == ((0, "1.0\n"), (0, "False\n"))
+        assert float(depthwise) > 25
 
 
 def test_no_page_is_left_out():
