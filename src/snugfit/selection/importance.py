@@ -92,8 +92,9 @@ def _contributions(walk: _UnitBackward, scratch: ScratchFile, update: Update) ->
 
     def undo(unit: nn.Module) -> None:
         for name, parameter, gradient in _with_gradient(unit):
-            found[name] = -_taken_back(parameter, gradient, originals.pop(name))
+            found[name] = -_taken_back(parameter, gradient, originals[name])
             parameter.grad = None
+            del originals[name]
 
     try:
         walk.run(step)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from snugfit._core.workload import OptimizerSettings
 from snugfit._training.optimizers import ParameterOptimizers
-from snugfit.memory.scratch import ScratchFile
+from snugfit.memory.scratch import ScratchFile, StoredTensor
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.selection.importance import importance, scratch_bytes
 from snugfit.strategies.elastic.probes import trial_updates
@@ -144,6 +144,24 @@ def test_an_update_is_taken_back_part_by_part(tmp_path, monkeypatch):
     want = oracle(settings, model, {}, *samples())
     found = run("contribution", model, tmp_path, update=trial_updates(settings))
     assert found == pytest.approx(want, rel=1e-10)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_weights_are_restored_if_the_file_fails_while_an_update_is_taken_back(tmp_path, monkeypatch):
+    monkeypatch.setattr("snugfit.selection.importance.PART_VALUES", 30)
+    model, settings = network(), SETTINGS["sgd"]
+    before = copy.deepcopy(model.state_dict())
+    read, failures = StoredTensor.read, [OSError("disk")]
+
+    def failing(stored, rows=slice(None)):
+        if rows.start and failures and stored.shape[1:] == (4, 3, 3):  # the second part of a weight
+            raise failures.pop()
+        return read(stored, rows)
+
+    monkeypatch.setattr(StoredTensor, "read", failing)
+    with pytest.raises(OSError, match="disk"):
+        run("contribution", model, tmp_path, update=trial_updates(settings))
+    assert not failures
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
