@@ -71,7 +71,7 @@ def crashes(inputs: Tensor, wanted: Sequence[bool]) -> bool:
     return inputs.is_contiguous(memory_format=layout)
 
 
-PADDED_CHANNELS, WIDEST_DEPTHWISE = 16 * 16, 4
+PADDED_CHANNELS, WIDEST_DEPTHWISE = 16 * 16, 3
 """See :func:`depthwise_workspace`."""
 
 
@@ -83,14 +83,17 @@ def hidden_bytes(operator: Any, args: Sequence[Any]) -> int:
     return inputs.nbytes if inputs.device.type == "cpu" and crashes(inputs, wanted) else 0
 
 
-def depthwise_workspace(rows: int, weight: Tensor) -> int:
-    """Bytes that oneDNN takes beside it for the gradient of a depthwise weight (C, 1, kh, kw), on maps of some rows.
+def depthwise_workspace(inputs: Tensor, weight: Tensor) -> int:
+    """Bytes that oneDNN takes for the gradient of a depthwise weight (C, 1, kh, kw) on inputs (B, C, H, W).
 
-    It has kernels of its own for kernels of up to 4 rows, on maps with at least as many. Elsewhere it computes the
-    gradient as that of a dense convolution with 16x16 weights for each channel, which also takes longer.
+    In channels_last and float32, for kernels of more than three rows and on maps with fewer rows than the kernel, it
+    computes the gradient as that of a dense convolution with 16x16 weights for each channel. It does so in a few other
+    cases, too, such as with a dilation, which do not count here.
     """
-    own = weight.shape[2] <= WIDEST_DEPTHWISE and rows >= weight.shape[2]
-    return 0 if own else PADDED_CHANNELS * weight.numel() * torch.float32.itemsize
+    last = inputs.dim() == 4 and inputs.is_contiguous(memory_format=torch.channels_last)
+    own = weight.shape[2] <= WIDEST_DEPTHWISE and inputs.shape[2] >= weight.shape[2]
+    dense = last and inputs.dtype == torch.float32 and not own
+    return PADDED_CHANNELS * weight.numel() * torch.float32.itemsize if dense else 0
 
 
 def shared_names(module: nn.Module) -> dict[str, str]:

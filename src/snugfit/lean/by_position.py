@@ -96,7 +96,7 @@ def choose(inputs: Tensor, weight: Tensor, geometry: Geometry) -> Choice:
         return NOTHING
     if geometry.groups > 1:
         depthwise = geometry.groups == inputs.shape[1] == len(weight)
-        return Choice(depthwise and depthwise_workspace(inputs.shape[2], weight) > 0, others=False)
+        return Choice(depthwise and depthwise_workspace(inputs, weight) > 0, others=False)
     return Choice(weight_gradient=True, others=_is_faster(inputs, weight, size, geometry))
 
 

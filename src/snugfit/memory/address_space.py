@@ -71,8 +71,8 @@ class KernelAllowance(TorchDispatchMode):
 
 
 def _shape(value: Any) -> Any:
-    """The part of an argument that the size of outputs depends on, such as a tensor's shape."""
-    return (value.shape, value.dtype) if isinstance(value, Tensor) else value
+    """The part of an argument that outputs and workspace depend on, such as a tensor's shape."""
+    return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else value
 
 
 def _output_bytes(func: Any, args: Any, kwargs: Any) -> int:
@@ -85,9 +85,9 @@ def _workspace_bytes(func: Any, args: Any) -> int:
     """Bytes that an operator takes beside its outputs, where they are known to be many."""
     if func.overloadpacket is not _aten.convolution_backward:
         return 0
-    (_, inputs, weight), groups, wanted = args[:3], args[-2], args[-1]
-    depthwise = groups == len(weight) > 1 and weight.shape[1] == 1
-    return depthwise_workspace(inputs.shape[2], weight) if depthwise and wanted[1] else 0
+    (_, inputs, weight), (transposed, _, groups, wanted) = args[:3], args[-4:]
+    depthwise = groups == len(weight) > 1 == weight.shape[1] and not transposed
+    return depthwise_workspace(inputs, weight) if depthwise and wanted[1] else 0
 
 
 def _on_meta(args: Any) -> bool:

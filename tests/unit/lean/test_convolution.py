@@ -96,7 +96,8 @@ def test_outputs_and_gradients_of_depthwise_convolutions_equal_torchs(monkeypatc
     ],
 )
 def test_gradients_of_depthwise_weights_are_computed_by_position_where_onednn_is_slow(kernel, size, filters, slow):
-    inputs, weight = torch.empty(4, 8, *size, device="meta"), torch.empty(filters, 1, kernel, kernel, device="meta")
+    inputs = torch.empty(4, 8, *size, device="meta", memory_format=torch.channels_last)
+    weight = torch.empty(filters, 1, kernel, kernel, device="meta")
     geometry = Geometry((1, 1), (kernel // 2, kernel // 2), (1, 1), 8)
     assert choose(inputs, weight, geometry) == Choice(weight_gradient=slow, others=False)
 

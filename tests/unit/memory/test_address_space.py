@@ -63,7 +63,8 @@ def test_outputs_and_kernels_must_fit_into_what_the_budget_has_left(left, refuse
 
 @pytest.mark.parametrize(("kernel", "side", "workspace"), [(3, 2, True), (3, 3, False), (5, 9, True)])
 def test_the_workspace_for_the_gradient_of_a_depthwise_weight_must_fit_too(kernel, side, workspace):
-    images, weight = torch.ones(1, 32, side, side), torch.ones(32, 1, kernel, kernel, requires_grad=True)
+    weight = torch.ones(32, 1, kernel, kernel, requires_grad=True)
+    images = torch.ones(1, 32, side, side).contiguous(memory_format=torch.channels_last)
     output = nn.functional.conv2d(images, weight, padding=kernel // 2, groups=32)
     padded = 16 * 16 * weight.nbytes
     limit = Recorded(padded + weight.nbytes + KERNEL_BYTES - 1 if workspace else KERNEL_BYTES * 2)

@@ -119,8 +119,9 @@ class ElasticProbes:
         inputs = torch.empty((chunk, *unit.input_shape), device="meta", requires_grad=True)
         backward = tensor_peak_bytes(lambda: module(inputs).sum().backward(), [module, inputs]) - unit.weight_bytes
         sizes = [p.numel() * p.element_size() for p in module.parameters()]
-        state = int(self.workload.optimizer.state_per_parameter * max(sizes, default=0))
-        return max(backward, sum(sizes) + state)
+        state = self.workload.optimizer.state_per_parameter
+        updates = (sum(sizes[first:]) + int(state * sizes[first]) for first in range(len(sizes)))
+        return max(backward, *updates)
 
     def tensors(self, batch_limit: int, *, live: bool = False) -> TensorProbe:
         """The probe of every operator; if ``live``, of the chain's own modules, without changing them."""
