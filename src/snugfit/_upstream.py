@@ -17,6 +17,8 @@ from torch.nn.modules import module as nn_module
 
 GROUP_NORM_MENDED = "2.14"
 """The first torch whose GroupNorm does not crash; 2.11.0, 2.12.1 and 2.13.0 do."""
+PADDED_CHANNELS, WIDEST_DEPTHWISE = 16 * 16, 3
+"""See :func:`depthwise_workspace`."""
 _HOOK_KINDS = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
 _GROUP_NORM_BACKWARD = torch.ops.aten.native_group_norm_backward
 
@@ -69,10 +71,6 @@ def crashes(inputs: Tensor, wanted: Sequence[bool]) -> bool:
         return False
     layout = torch.channels_last if inputs.dim() == 4 else torch.channels_last_3d
     return inputs.is_contiguous(memory_format=layout)
-
-
-PADDED_CHANNELS, WIDEST_DEPTHWISE = 16 * 16, 3
-"""See :func:`depthwise_workspace`."""
 
 
 def hidden_bytes(operator: Any, args: Sequence[Any]) -> int:

@@ -114,6 +114,7 @@ class ElasticProbes:
     def _unit_floor(self, unit: Unit, chunk: int) -> int:
         """Tensor bytes of a unit's part of the pass without weights: feature maps and gradients, then new state."""
         module = copy.deepcopy(unit.module).requires_grad_(True).eval()
+        place_synthetic_weights(module, "meta")
         if self.lean:
             use_lean(module)
         inputs = torch.empty((chunk, *unit.input_shape), device="meta", requires_grad=True)
