@@ -42,6 +42,7 @@ def main(
     seconds: float = 120.0,
     max_train: int = 2560,
     max_val: int = 500,
+    image_size: int | None = None,
     batch: int = 64,
     lr: float = 0.05,
     python: str = sys.executable,
@@ -58,6 +59,7 @@ def main(
         seconds: time of each, search included.
         max_train: training images.
         max_val: validation images, and test images.
+        image_size: side of the images; the data set's own by default.
         batch: images per optimizer step, which what does not fit is accumulated to.
         lr: learning rate, constant.
         python: interpreter of the peers.
@@ -69,8 +71,9 @@ def main(
     for subject, way in cells[int(number) :: int(count)]:
         model, _, memory = subject.partition(":")
         settings = options.settings(
-            model=model, memory=memory, max_train=max_train, max_val=max_val, batch_size=batch, lr=lr
-        )
+            model=model, memory=memory, max_train=max_train, max_val=max_val, image_size=image_size, batch_size=batch,
+            lr=lr,
+        )  # fmt: skip
         if way in OURS:
             label = " ".join([way, "--seconds", str(seconds), *to_flags(settings)])
             results.once(

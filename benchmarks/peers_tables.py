@@ -20,11 +20,9 @@ def render(cells: list[Cell]) -> str:
 
 
 def _subject(cell: Cell) -> tuple[str, str, str, float, int, int]:
-    settings = cell["settings"]
-    return (
-        settings["model"], settings["data"], settings["memory"], cell["time"], settings["max_train"],
-        settings["batch_size"],
-    )  # fmt: skip
+    settings, pixels = cell["settings"], cell["settings"].get("image_size")
+    data = f"{settings['data']} at {pixels} pixels" if pixels else settings["data"]
+    return settings["model"], data, settings["memory"], cell["time"], settings["max_train"], settings["batch_size"]
 
 
 def _table(subject: tuple[str, str, str, float, int, int], cells: list[Cell]) -> str:

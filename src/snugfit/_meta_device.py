@@ -2,7 +2,7 @@
 
 A network is analysed many times before it runs once: at several batch sizes, with several strategies. The same
 operators meet the same shapes again, in its identical layers and in its second step, and nothing depends on values
-there. Outputs of batch norms, for which torch takes 8 ms, are made here.
+there. Outputs of operators for which torch takes longest, batch norms above all, are made here.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _known: dict[Any, Any] = {}
 _aten = torch.ops.aten
 _NORMS = (_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default)
 _NORM_BACKWARD = _aten.native_batch_norm_backward.default
+_LIKE_MAPS = (_aten.hardtanh_backward.default, _aten.threshold_backward.default)
+"""Gradients of activations, from those of their outputs and another feature map."""
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 """Types of feature maps whose statistics are in float32."""
 
@@ -71,7 +73,10 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
 def _call(key: Any, func: Any, args: Any, kwargs: Any) -> Any:
     tensors = list(_tensors(args, kwargs))
     before = [_facts(tensor) for tensor in tensors]
-    output = _batch_norm(func, args) or func(*args, **kwargs)
+    made = (make(func, args, kwargs) for make in (_batch_norm, _activation, _product))
+    output = next((one for one in made if one is not None), None)
+    if output is None:
+        output = func(*args, **kwargs)
     if len(_known) >= MOST:
         forget()
     _known[key] = _CALL
@@ -86,7 +91,7 @@ def _call(key: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return output
 
 
-def _batch_norm(func: Any, args: Any) -> tuple[Tensor | None, ...] | None:
+def _batch_norm(func: Any, args: Any, kwargs: Any) -> tuple[Tensor | None, ...] | None:
     """Outputs of a batch norm on feature maps (B, C, H, W) or of its backward pass; None for anything else.
 
     torch computes them with some 30 operators in Python, which take 8 ms.
@@ -108,9 +113,35 @@ def _batch_norm(func: Any, args: Any) -> tuple[Tensor | None, ...] | None:
     return output, *(_empty(channels, (1,), dtype) if each else None for each in wanted)
 
 
+def _activation(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    """What ReLU6 changes in place, or an activation's gradient, on feature maps (B, C, H, W); None for anything else.
+
+    torch computes them in Python, which takes 1 to 3 ms.
+    """
+    if func is _aten.hardtanh_.default:
+        return args[0] if _is_plain(args[0]) else None
+    if func not in _LIKE_MAPS or not _is_plain(args[0]) or _layout(args[0]) != _layout(args[1]):
+        return None
+    return _empty(*_layout(args[0]))
+
+
+def _product(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    """The matrix (N, M) to which a product is added in place; None for anything else. In torch it takes 0.7 ms."""
+    if func is not _aten.addmm_.default or kwargs:
+        return None
+    total, left, right = args
+    fits = left.dim() == right.dim() == 2 and left.shape[1] == right.shape[0]
+    alike = total.dtype == left.dtype == right.dtype
+    return total if fits and alike and total.shape == (left.shape[0], right.shape[1]) else None
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
 def _is_plain(maps: Tensor) -> bool:
-    """Whether torch keeps the strides of feature maps (B, C, H, W); those of one pixel may have several."""
-    if maps.dim() != 4 or min(maps.shape) < 2 or maps.dtype not in _FLOATS:
+    """Whether torch keeps the strides of feature maps (B, C, H, W) with more than one value per channel."""
+    if maps.dim() != 4 or maps.numel() <= maps.shape[1] or maps.dtype not in _FLOATS:
         return False
     return maps.is_contiguous() or maps.is_contiguous(memory_format=torch.channels_last)
 
@@ -125,11 +156,11 @@ def _remember(key: Any, output: Any, storages: set[int]) -> None:
             continue
         if type(one) is not Tensor or one.device.type != "meta":
             return
-        same, own = _empty(one.shape, one.stride(), one.dtype), one.untyped_storage()
+        same, own = _empty(*_layout(one)), one.untyped_storage()
         if own._cdata in storages or one.storage_offset() or same.untyped_storage().nbytes() != own.nbytes():
             return
         storages.add(own._cdata)
-        made.append((one.shape, one.stride(), one.dtype))
+        made.append(_layout(one))
     kind = Tensor if isinstance(output, Tensor) else tuple if isinstance(output, tuple) else list
     _known[key] = kind, made
 

@@ -192,10 +192,17 @@ def told(outputs):
     ]
 
 
+SHAPES = {
+    "usual": (2, 3, 4, 5), "one pixel": (2, 3, 1, 1), "one row": (2, 3, 1, 4), "one image": (1, 3, 4, 4),
+    "one channel": (2, 1, 4, 4),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_batch_norm_gives_what_torch_gives(memory_format, dtype):
-    images = on_meta(2, 3, 4, 5, dtype=dtype, memory_format=memory_format)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_batch_norm_gives_what_torch_gives(shape, memory_format, dtype):
+    images = on_meta(*shape, dtype=dtype, memory_format=memory_format)
     cases = [
         {"dtype": kind, "affine": affine, "stats": stats, "training": training}
         for kind, affine in ((torch.float32, True), (dtype, True), (dtype, False))
@@ -203,14 +210,12 @@ def test_a_batch_norm_gives_what_torch_gives(memory_format, dtype):
     ]
     for case in cases:
         for func, arguments in norms(images, **case):
-            found = meta._batch_norm(func, arguments)
+            found = meta._batch_norm(func, arguments, {})
             assert found is not None and told(found) == told(func(*arguments)), (func, case)
 
 
 UNUSUAL = {
-    "one pixel": on_meta(2, 3, 1, 1),
-    "one image": on_meta(1, 3, 4, 4),
-    "one channel": on_meta(2, 1, 4, 4),
+    "one value": on_meta(1, 3, 1, 1),
     "rows": on_meta(2, 3, 4),
     "double": on_meta(2, 3, 4, 4, dtype=torch.float64),
     "transposed": on_meta(2, 3, 4, 5).transpose(2, 3),
@@ -221,7 +226,7 @@ UNUSUAL = {
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_torch_computes_an_unusual_batch_norm(name):
     for func, arguments in norms(UNUSUAL[name], torch.float32):
-        assert meta._batch_norm(func, arguments) is None, func
+        assert meta._batch_norm(func, arguments, {}) is None, func
 
 
 def test_torch_refuses_a_batch_norm_that_does_not_fit():
@@ -241,4 +246,40 @@ def test_torch_refuses_a_batch_norm_that_does_not_fit():
 def test_a_gradient_of_another_layout_is_left_to_torch():
     grad, images = on_meta(2, 3, 4, 4, memory_format=torch.channels_last), on_meta(2, 3, 4, 4)
     arguments = (grad, images, *[on_meta(3)] * 5, True, 1e-5, [True] * 3)
-    assert meta._batch_norm(ATEN.native_batch_norm_backward.default, arguments) is None
+    assert meta._batch_norm(ATEN.native_batch_norm_backward.default, arguments, {}) is None
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_an_activation_gives_what_torch_gives(shape, memory_format, dtype):
+    maps, gradient = (on_meta(*shape, dtype=dtype, memory_format=memory_format) for _ in range(2))
+    assert meta._activation(ATEN.hardtanh_.default, (maps, 0.0, 6.0), {}) is maps
+    assert ATEN.hardtanh_.default(maps, 0.0, 6.0) is maps
+    for func, settings in ((ATEN.hardtanh_backward.default, (0.0, 6.0)), (ATEN.threshold_backward.default, (0,))):
+        arguments = (gradient, maps, *settings)
+        found = meta._activation(func, arguments, {})
+        assert found is not None and told([found]) == told([func(*arguments)]), func
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_torch_computes_an_unusual_activation(name):
+    maps = UNUSUAL[name]
+    assert meta._activation(ATEN.hardtanh_.default, (maps, 0.0, 6.0), {}) is None
+    assert meta._activation(ATEN.hardtanh_backward.default, (torch.empty_like(maps), maps, 0.0, 6.0), {}) is None
+
+
+def test_a_product_is_added_in_place_where_its_matrices_fit():
+    total, left, right = on_meta(4, 9, 5)[:, 2], on_meta(4, 7), on_meta(7, 5)
+    func = ATEN.addmm_.default
+    assert meta._product(func, (total, left, right), {}) is total is func(total, left, right)
+    for arguments in (
+        (on_meta(4, 6), left, right),
+        (total, left, on_meta(8, 5)),
+        (total, left[0], right),
+    ):
+        assert meta._product(func, arguments, {}) is None
+        with pytest.raises(RuntimeError):
+            meta.run(func, arguments, {})
+    assert meta._product(func, (total, left, right), {"beta": 0}) is None
+    assert meta._product(func, (total, left, right.bfloat16()), {}) is None

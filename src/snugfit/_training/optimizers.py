@@ -209,6 +209,18 @@ class ParameterOptimizers:
         for name in self.parameters:
             self._apply(name)
 
+    def make_state(self) -> None:
+        """On the meta device, make the state that a first step leaves, with one gradient at a time."""
+        self.train()
+        for name, parameter in self.parameters.items():
+            _make_gradient(parameter)
+            self._apply(name)
+
+    def make_gradients(self) -> None:
+        """On the meta device, make all gradients, as an earlier micro-batch leaves them."""
+        for parameter in self.parameters.values():
+            _make_gradient(parameter)
+
     def divide_gradients(self, by: Tensor) -> None:
         """Divide every gradient that is held by a scalar."""
         for parameter in self.parameters.values():
@@ -298,6 +310,11 @@ class ParameterOptimizers:
             parameter.grad = None
 
 
+def _make_gradient(parameter: nn.Parameter) -> None:
+    dtype = parameter.grad_dtype or parameter.dtype  # that of use_float_gradients
+    parameter.grad = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+
+
 class _ThroughRule:
     """Updates a weight by parts of its gradient, and refers to its optimizers weakly, as hooks do."""
 
@@ -317,6 +334,7 @@ class _ThroughRule:
         rule.begin(parameter)
         for first, gradient in parts:
             rule.step_part(parameter, gradient, first)
+            del gradient  # before the next part is made
 
 
 def _apply_through(reference: weakref.ref[ParameterOptimizers], name: str) -> None:

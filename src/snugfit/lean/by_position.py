@@ -187,15 +187,21 @@ def weight_gradient_parts(
 ) -> Iterator[tuple[int, Tensor]]:
     """The gradient of a weight, some filters at a time; see :func:`weight_gradient`.
 
+    On the meta device there is only the first part: all take the same memory.
+
     Yields:
         The number of the first value of a part in memory order, and its values (N,) in this order.
     """
     values = inputs.shape[1] * math.prod(kernel)
     least = PART_MULTIPLE // math.gcd(PART_MULTIPLE, values)
     filters = max(PART_VALUES // values // least, 1) * least
-    for first in range(0, gradient.shape[1], filters):
-        part = weight_gradient(gradient[:, first : first + filters], inputs, kernel, geometry)
-        yield first * values, values_in_memory(part)
+    for first in range(0, filters if gradient.is_meta else gradient.shape[1], filters):
+        yield first * values, _values_of_filters(gradient[:, first : first + filters], inputs, kernel, geometry)
+
+
+def _values_of_filters(gradient: Tensor, inputs: Tensor, kernel: Pair, geometry: Geometry) -> Tensor:
+    """The values (N,) of :func:`weight_gradient`; no other variable keeps them in memory."""
+    return values_in_memory(weight_gradient(gradient, inputs, kernel, geometry))
 
 
 def _positions(

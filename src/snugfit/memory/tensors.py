@@ -89,7 +89,12 @@ def storage_id(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def tensor_peak_bytes(step: Callable[[], object], tracked: Iterable[nn.Module | Tensor] = (), repeats: int = 1) -> int:
+def tensor_peak_bytes(
+    step: Callable[[], object],
+    tracked: Iterable[nn.Module | Tensor] = (),
+    repeats: int = 1,
+    prepare: Callable[[], object] | None = None,
+) -> int:
     """Run ``step`` and return the peak bytes of live tensors, of any shapes.
 
     On the meta device nothing is allocated or computed, so that the floor of a network that would never fit is known
@@ -99,6 +104,7 @@ def tensor_peak_bytes(step: Callable[[], object], tracked: Iterable[nn.Module | 
         step: called without arguments; the tensors that it allocates are counted.
         tracked: existing modules and tensors that are alive during the step.
         repeats: number of calls; from the second one on there is optimizer state.
+        prepare: called first; the tensors that it leaves count, and not its own peak.
     """
     counter = LiveBytes()
     for item in tracked:
@@ -106,6 +112,9 @@ def tensor_peak_bytes(step: Callable[[], object], tracked: Iterable[nn.Module | 
         for tensor in tensors:
             counter.add(tensor)
     with counter:
+        if prepare is not None:
+            prepare()
+            counter.peak = counter.live
         for _ in range(repeats):
             step()
     return counter.peak

@@ -34,7 +34,6 @@ from snugfit._training.task import measure, task_of
 from snugfit._upstream import to_channels_last
 from snugfit.lean.bfloat16_weights import store_bfloat16
 from snugfit.memory import release_memory, trim_heap
-from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.profiling import Probe, smallest_floor, unit_stats
 from snugfit.strategies.memory_estimates import (
     PASS_SHARE,
@@ -49,6 +48,7 @@ from snugfit.strategies.memory_estimates import (
     reserved_bytes,
     safety,
     smallest_budget,
+    step_floor,
     step_headroom,
     synthetic_batch,
     weight_layers,
@@ -125,14 +125,15 @@ def network_probe(
         place_synthetic_weights(module, where)
         return _stepping(make_trainer(clone, module, workload, 2 if hold else 1))
 
-    def step(trainer: NetworkTrainer, batch: int, where: str) -> None:
-        trainer.step(*batch_of(batch, where), share=0.5 if hold else 1.0, update=not hold)
-        if hold:
-            trainer.step(*batch_of(batch, where), share=0.5, update=True)
-
     def build() -> Callable[[int], object]:
         trainer = make(device)
-        return lambda batch: step(trainer, batch, device)
+
+        def step(batch: int) -> None:
+            trainer.step(*batch_of(batch, device), share=0.5 if hold else 1.0, update=not hold)
+            if hold:
+                trainer.step(*batch_of(batch, device), share=0.5, update=True)
+
+        return step
 
     @cache
     def floor(batch: int) -> int:
@@ -143,7 +144,8 @@ def network_probe(
         least = weights + int(4 * trained * workload.optimizer.state_per_parameter)
 
         def count() -> int:
-            return max(tensor_peak_bytes(lambda: step(trainer, batch, "meta"), trainer.modules, repeats=2), weights)
+            peak = step_floor(trainer, [trainer.optimizers], lambda: batch_of(batch, "meta"), hold=hold)
+            return max(peak, weights)
 
         return on_meta_or(count, least, whole=bool(chain.undivided))
 

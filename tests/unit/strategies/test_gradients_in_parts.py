@@ -1,6 +1,7 @@
 """Large weights are updated by parts of their gradients where every weight has one layer."""
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -76,6 +77,22 @@ def test_the_whole_gradient_is_never_in_memory(monkeypatch, device):
         expected = tensor_peak_bytes(lambda: whole.step(*batch(device)), whole.modules, repeats=2)
     found = tensor_peak_bytes(lambda: in_parts.step(*batch(device)), in_parts.modules, repeats=2)
     assert expected - found > 0.5 * 8 * 64 * 128 * 9, (expected, found)
+
+
+def test_a_part_is_freed_before_the_next_one_is_made(monkeypatch):
+    made, alive = [], []
+    compute = by_position.weight_gradient
+
+    def observed(*args):
+        alive.append(sum(each() is not None for each in made))
+        part = compute(*args)
+        made.append(weakref.ref(part.untyped_storage()))
+        return part
+
+    monkeypatch.setattr(by_position, "weight_gradient", observed)
+    trainer = trainer_of(network())
+    trainer.step(*batch())
+    assert len(alive) >= 32 and not any(alive)
 
 
 def test_averaged_weights_get_their_gradients_whole():

@@ -85,7 +85,10 @@ def module_probe(
     def floor(batch: int) -> int:
         trainer = make("meta")
         require_images(batch, limit, *trainer.modules)
-        return step_floor(trainer, lambda: random_batch(module.input_shape, workload.classes, batch, "meta"))
+        optimizers = [unit.optimizers for unit in trainer.units]
+        return step_floor(
+            trainer, optimizers, lambda: random_batch(module.input_shape, workload.classes, batch, "meta")
+        )
 
     limit = min(workload.batch_limit, workload.train_count)
     name, loss = module_probe_name([unit.name for unit in units], schedule), layout.make_loss(index)

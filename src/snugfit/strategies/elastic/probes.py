@@ -80,7 +80,8 @@ class ElasticProbes:
             return lambda batch: trainer.step(*self._batch(batch, self.device))
 
         def floor(batch: int) -> int:
-            return step_floor(self.trainer("meta", which), lambda: self._batch(batch, "meta"))
+            trainer = self.trainer("meta", which)
+            return step_floor(trainer, [trainer.optimizers], lambda: self._batch(batch, "meta"))
 
         return Probe(name, build, floor, self.limit, layers=weight_layers(self.chain))
 
