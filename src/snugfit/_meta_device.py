@@ -1,7 +1,7 @@
 """Cached results of operators on the meta device, because torch computes shapes there in Python, 0.2 ms per operator.
 
 A network is analysed many times before it runs once: at several batch sizes, with several strategies. The same
-operators meet the same shapes again, in its identical layers and in its second step, and nothing depends on values
+operators meet the same shapes again, in its identical layers, and nothing depends on values
 there. Outputs of operators for which torch takes longest, batch norms above all, are made here.
 """
 
@@ -140,7 +140,7 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _is_plain(maps: Tensor) -> bool:
-    """Whether torch keeps the strides of feature maps (B, C, H, W) with more than one value per channel."""
+    """Whether torch keeps the strides of feature maps (B, C, H, W). One value per channel is left to it to refuse."""
     if maps.dim() != 4 or maps.numel() <= maps.shape[1] or maps.dtype not in _FLOATS:
         return False
     return maps.is_contiguous() or maps.is_contiguous(memory_format=torch.channels_last)

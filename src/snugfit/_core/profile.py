@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 
@@ -88,13 +88,19 @@ class StepSeconds:
     """Median times of whole training steps of ``batch`` samples, measured alternately.
 
     ``stock`` is full training with torch's own operators (T_full of ElasticTrainer). The others have the strategy's
-    operators: ``full`` trains everything, ``head`` only the classifier.
+    operators: ``full`` trains everything, ``head`` only the classifier. ``mapping_share`` of these times is for mapping
+    memory; see :class:`ProbePoint`.
     """
 
     batch: int
     stock: float
     full: float
     head: float
+    mapping_share: float = 0.0
+
+    def times(self, factor: float) -> StepSeconds:
+        """All of them multiplied."""
+        return replace(self, stock=factor * self.stock, full=factor * self.full, head=factor * self.head)
 
 
 @dataclass(frozen=True)
@@ -121,11 +127,16 @@ class TensorProfile:
 
 @dataclass(frozen=True)
 class ProbePoint:
-    """One measured step of a probe: batch size, peak bytes above the probe's start, seconds of a warm step."""
+    """One measured step of a probe: batch size, peak bytes above the probe's start, seconds of a warm step.
+
+    ``mapping_seconds`` of these are for mapping memory, because the step before gave all back: freed memory that the
+    heap keeps saves them.
+    """
 
     batch: int
     peak_bytes: int
     seconds: float
+    mapping_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

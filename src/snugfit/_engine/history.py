@@ -55,9 +55,7 @@ def keep_run(options: MachineOptions, record: Record, plan: Plan) -> None:
     folder = profiles_folder(options.profile_cache)
     if folder is None or plan.choice is None:
         return
-    cost = plan.choice.predicted
-    kept = cost is not None and cost.least_peak_bytes < cost.peak_bytes
-    run = past_run(record, plan.workload, plan.choice.correction, kept=kept)
+    run = past_run(record, plan.workload, plan.choice.correction)
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         _append(_runs_file(folder, plan.hardware), json.dumps(to_data(run)))

@@ -150,14 +150,17 @@ def _planned(
                 check_weights(Path(request.model.weights), assembly.chain)
             work, compares = assembly.workload, measures != "decisive"
             seconds = None if request.machine.profile_time is None else parse_seconds(request.machine.profile_time)
-            question = PlanningInput(work, assembly.chain, hardware, budget, request.aim, compares, fresh, seconds)
+            free = 0 if memory is None else max(memory.headroom_bytes, 0)
+            question = PlanningInput(
+                work, assembly.chain, hardware, budget, request.aim, compares, fresh, seconds, free
+            )
             meter = make_meter(resting, device)
             apart = on_measured is not None and _measures_apart(budget, device)
             new_meter = partial(make_meter, resting, device) if apart else None
             measuring = MeasurementContext(meter, limit, on_measured, known, new_meter)
             found = search(question, considered, measuring, runs)
         plan = replace(found.plan, command=command_of(request, found.plan), memory=memory)
-        plan = replace(with_kept_memory(plan, runs), device_memory=device_plan(device, meter))
+        plan = replace(with_kept_memory(plan), device_memory=device_plan(device, meter))
         planned = Planned(plan, found.profile, assembly, resting, found.next_profile)
         return replace(planned, fresh=found.fresh, may_fit_alone=found.may_fit_alone, apart=found.apart)
 

@@ -28,7 +28,6 @@ class PastRun:
         predicted_seconds, seconds: seconds of its phases, predicted without correction, and measured.
         predicted_bytes, peak_bytes: its peak memory above the baseline, predicted and measured; if phases exceeded
             their predictions, at least what is predicted and the most by which one did.
-        kept: whether the heap kept freed memory, so that its steps were faster than the measured ones.
     """
 
     strategy: str
@@ -38,7 +37,6 @@ class PastRun:
     seconds: float
     predicted_bytes: int
     peak_bytes: int
-    kept: bool = False
 
     @property
     def comparable(self) -> bool:
@@ -46,7 +44,7 @@ class PastRun:
         return min(self.predicted_seconds, self.predicted_bytes, self.peak_bytes) > 0 and self.seconds >= MIN_SECONDS
 
 
-def past_run(record: Record, workload: Workload, corrected: Correction, *, kept: bool = False) -> PastRun:
+def past_run(record: Record, workload: Workload, corrected: Correction) -> PastRun:
     """Summary of a record; its predictions are stored without their correction."""
     finished = [phase for phase in record.phases if phase.epochs == workload.epochs]
     predicted = record.predicted["peak_bytes"]
@@ -60,12 +58,11 @@ def past_run(record: Record, workload: Workload, corrected: Correction, *, kept:
         seconds=sum(phase.seconds for phase in finished),
         predicted_bytes=int(predicted / corrected.peak),
         peak_bytes=peak_bytes,
-        kept=kept,
     )
 
 
-def correction(runs: Sequence[PastRun], strategy: str, workload: Workload, *, kept: bool = False) -> Correction:
-    """Factors for predictions of a strategy; of seconds from runs whose heap ``kept`` freed memory, or from the others.
+def correction(runs: Sequence[PastRun], strategy: str, workload: Workload) -> Correction:
+    """Factors for predictions of a strategy.
 
     The factor of seconds is the median ratio of the latest runs of this network, or else of enough runs of other
     networks with the same strategy. A run's weight is its duration, since short runs spend much of their time on start.
@@ -76,12 +73,11 @@ def correction(runs: Sequence[PastRun], strategy: str, workload: Workload, *, ke
     network = workload.model, tuple(workload.input_shape)
     same_network = [run for run in same if (run.model, run.input_shape) == network]
     counted = same_network[-SAME_NETWORK_RUNS:] or (same[-OTHER_NETWORK_RUNS:] if len(same) >= MIN_OTHER_RUNS else [])
-    timed = [run for run in counted if run.kept == kept]
     highest = max((run.peak_bytes / run.predicted_bytes for run in counted), default=1.0)
     return Correction(
-        seconds=_median([(run.seconds / run.predicted_seconds, run.seconds) for run in timed]) if timed else 1.0,
+        seconds=_median([(run.seconds / run.predicted_seconds, run.seconds) for run in counted]) if counted else 1.0,
         peak=highest * (1 + PEAK_MARGIN) if highest > 1 else 1.0,
-        runs=len(timed),
+        runs=len(counted),
     )
 
 

@@ -20,6 +20,7 @@ class PlanningInput:
         compares: whether strategies are measured, too, that cannot be chosen if the one to fine-tune with fits.
         profile_seconds: how long measuring may go on before strategies that were not measured are left out, if another
             one fits; all are measured if None.
+        free_bytes: what the machine has above the processes at rest.
         fresh: whether training may run in another process than measuring, which leaves memory behind.
     """
 
@@ -31,6 +32,7 @@ class PlanningInput:
     compares: bool = True
     fresh: bool = False
     profile_seconds: float | None = None
+    free_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
+from snugfit._core.budget import Budget
 from snugfit._core.explanation import explanation_of, kept_memory_note
-from snugfit._core.plan import Candidate, Correction, Plan, ranked
-from snugfit._planner.calibration import PastRun, corrected, correction
+from snugfit._core.plan import Plan
+from snugfit._core.profile import ProbeLine, Profile
 from snugfit.memory.freed_memory import kept_peak
+from snugfit.memory.line_fit import with_seconds
+
+FULL_GROWTH = 0.2
+"""Growth of a peak by kept memory with which steps map next to no memory: peaks grew by up to so much without bound."""
 
 
-def with_kept_memory(plan: Plan, runs: Sequence[PastRun] = ()) -> Plan:
+def with_kept_memory(plan: Plan) -> Plan:
     """The plan with the peaks that its choice may reach if the heap keeps freed memory.
 
     Unchanged if memory is the aim, without room, on a device with a memory of its own, and without glibc; a phase
-    without training steps, such as the test of an exit, keeps nothing. Past ``runs`` that kept freed memory, too,
-    correct the predicted seconds, because steps are measured without it, unless another strategy would then be better.
+    without training steps, such as the test of an exit, keeps nothing.
     """
     cost = plan.choice.predicted if plan.choice else None
     if plan.choice is None or cost is None or plan.memory is None or plan.aim == "memory":
@@ -32,17 +35,27 @@ def with_kept_memory(plan: Plan, runs: Sequence[PastRun] = ()) -> Plan:
         return plan
     cost = replace(cost, phases=phases, peak_bytes=most)
     choice = replace(plan.choice, predicted=cost)
-    others = [each for each in plan.candidates if each is not plan.choice]
-    if ranked([slower := _corrected(choice, plan, runs), *others], plan.aim)[0] is slower:
-        choice = slower  # otherwise it would be compared with strategies that lack such runs
     plan = replace(plan, candidates=tuple(choice if each is plan.choice else each for each in plan.candidates))
     return replace(plan, explanation=(*explanation_of(plan), *kept_memory_note(cost)))
 
 
-def _corrected(choice: Candidate, plan: Plan, runs: Sequence[PastRun]) -> Candidate:
-    """The choice with seconds as in past runs that kept freed memory, if there are any."""
-    found, present = correction(runs, choice.strategy, plan.workload, kept=True), choice.correction
-    if not found.runs or choice.predicted is None:
-        return choice
-    cost = corrected(choice.predicted, Correction(seconds=found.seconds / present.seconds))
-    return replace(choice, predicted=cost, correction=replace(found, peak=present.peak))
+def with_kept_seconds(profile: Profile, budget: Budget, free_bytes: int) -> Profile:
+    """The profile with the seconds of steps that find freed memory in the heap, as far as there is room for it.
+
+    Steps are measured without it. ``free_bytes`` has the machine above the processes at rest.
+    """
+
+    def saved(step_bytes: int) -> float:
+        """Share of the time for mapping memory that a step saves."""
+        peak = profile.base_bytes + step_bytes
+        return min((kept_peak(peak, budget.memory_bytes, free_bytes) / peak - 1) / FULL_GROWTH, 1.0)
+
+    def seconds_of(line: ProbeLine) -> list[float]:
+        return [each.seconds - saved(line.step_bytes(each.batch)) * each.mapping_seconds for each in line.points]
+
+    lines = {name: with_seconds(line, seconds_of(line)) for name, line in profile.lines.items()}
+    tensors, steps = profile.tensors, profile.tensors.steps if profile.tensors else None
+    if tensors is not None and steps is not None:
+        most = max((line.step_bytes(steps.batch) for line in profile.lines.values()), default=0)
+        tensors = replace(tensors, steps=steps.times(1 - saved(most) * steps.mapping_share))
+    return replace(profile, lines=lines, tensors=tensors)

@@ -22,6 +22,7 @@ from snugfit._core.workload import Workload
 from snugfit._planner.calibration import PastRun, correction
 from snugfit._planner.candidates import candidates_of
 from snugfit._planner.inputs import PlanningInput, StrategySelection
+from snugfit._planner.kept_memory import with_kept_seconds
 from snugfit._planner.probe_keys import description, identified
 from snugfit._planner.proposals import Prober, Proposal, Proposals, merged
 from snugfit._training.strategy import Strategy
@@ -320,6 +321,8 @@ class Proposer:
     def _candidates(self, strategy: Strategy, profile: Profile, own: Profile) -> list[Candidate]:
         workload, hardware, budget = self.question.workload, self.question.hardware, self.question.budget
         factors = correction(self.runs, strategy.name, workload)
+        if self.question.aim != "memory":
+            profile = with_kept_seconds(profile, budget, self.question.free_bytes)
         return candidates_of(strategy, workload, profile, hardware, budget, factors, own)
 
     def profile_of(self, proposals: Proposals, choice: Candidate | None, *, fresh: bool) -> Profile:

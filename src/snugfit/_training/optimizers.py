@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Protocol, cast
 
 import torch
@@ -170,6 +170,7 @@ class ParameterOptimizers:
         self._rules = {name: _rule(name, p, settings, make) for name, p in self.parameters.items()}
         self._handles: list[RemovableHandle] = []
         self._lr_scales: Mapping[str, float] = {}
+        self._in_parts = set[str]()
 
     def apply_in_backward(self) -> list[RemovableHandle]:
         """Step and free each gradient as soon as backward has accumulated it; returns the hooks' handles.
@@ -197,6 +198,7 @@ class ParameterOptimizers:
             name = names.get(id(layer._parameters.get("weight")))
             if name is not None and isinstance(self._rules[name], PartialRule):
                 layer.update = _ThroughRule(weakref.ref(self), name)
+                self._in_parts.add(name)
 
     def detach_hooks(self) -> None:
         """Undo :meth:`apply_in_backward`."""
@@ -209,17 +211,32 @@ class ParameterOptimizers:
         for name in self.parameters:
             self._apply(name)
 
-    def make_state(self) -> None:
-        """On the meta device, make the state that a first step leaves, with one gradient at a time."""
+    def make_state(self, names: Container[str]) -> None:
+        """On the meta device, make the state that a first step leaves of these parameters; others have none then."""
+        for rule in self._rules.values():
+            if rule.state:
+                rule.state = {}
         self.train()
         for name, parameter in self.parameters.items():
-            _make_gradient(parameter)
-            self._apply(name)
+            if name in names:
+                _make_gradient(parameter)
+                self._apply(name)
 
-    def make_gradients(self) -> None:
-        """On the meta device, make all gradients, as an earlier micro-batch leaves them."""
-        for parameter in self.parameters.values():
-            _make_gradient(parameter)
+    def make_gradients(self, names: Container[str]) -> None:
+        """On the meta device, make the gradients of these parameters, as an earlier micro-batch leaves them."""
+        for name, parameter in self.parameters.items():
+            if name in names:
+                _make_gradient(parameter)
+
+    def watch_gradients(self) -> set[str]:
+        """Names of parameters whose gradients have arrived, which grow from now on; those updated in parts are in it.
+
+        It must come after :meth:`apply_in_backward`.
+        """
+        arrived = set(self._in_parts if self._handles else ())
+        for name, parameter in self.parameters.items():
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: arrived.add(name))
+        return arrived
 
     def divide_gradients(self, by: Tensor) -> None:
         """Divide every gradient that is held by a scalar."""

@@ -187,7 +187,7 @@ def weight_gradient_parts(
 ) -> Iterator[tuple[int, Tensor]]:
     """The gradient of a weight, some filters at a time; see :func:`weight_gradient`.
 
-    On the meta device there is only the first part: all take the same memory.
+    On the meta device there is only the first part: none takes more memory.
 
     Yields:
         The number of the first value of a part in memory order, and its values (N,) in this order.

@@ -31,7 +31,8 @@ from snugfit.memory.limit import MemoryLimit
 from snugfit.memory.meter import PeakMeter
 from snugfit.memory.process import has_proc, quick_readings
 
-KEEP_ALL_BYTES = 2**30
+KEEP_ALL_BYTES = -1
+"""Trim threshold of glibc that never trims."""
 KEPT_BLOCK_BYTES = MMAP_THRESHOLD_BYTES << 9
 """Freed blocks of fewer bytes are kept: 32 MiB, the most that glibc allows."""
 OBSERVED_STEPS = 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,6 +28,14 @@ def fit_line(name: str, points: Sequence[ProbePoint], smallest_batch: int = 1) -
     residual = max(0.0, *gaps)
     ordered = tuple(sorted(points, key=lambda point: point.batch))
     return ProbeLine(name, fixed_bytes, sample_bytes, residual, fixed_seconds, sample_seconds, ordered, smallest_batch)
+
+
+def with_seconds(line: ProbeLine, seconds: Sequence[float]) -> ProbeLine:
+    """The line with other seconds of its measured points, in their order."""
+    points = tuple(replace(point, seconds=own) for point, own in zip(line.points, seconds, strict=True))
+    sample_seconds, fixed_seconds = _least_squares([float(point.batch) for point in points], seconds)
+    line = replace(line, points=points, fixed_seconds=fixed_seconds, sample_seconds=sample_seconds)
+    return replace(line, bounds=tuple(replace(each, seconds=line.seconds_at(each.batch)) for each in line.bounds))
 
 
 def _least_squares(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:

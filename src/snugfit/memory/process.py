@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -232,6 +233,29 @@ def warm_up() -> None:
             optimizer.step()
             optimizer.zero_grad()
     torch.set_rng_state(state)
+
+
+class PageMapping(NamedTuple):
+    """What mapping memory has cost this process.
+
+    Attributes:
+        seconds: the system's time, shared among threads, all of which map memory in a training step, in which the
+            system does little else. It is counted in ticks of some milliseconds.
+        pages: that were mapped, a precise number.
+    """
+
+    seconds: float
+    pages: int
+
+    @classmethod
+    def so_far(cls) -> PageMapping:
+        """Since the process began."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return cls(used.ru_stime / torch.get_num_threads(), used.ru_minflt)
+
+    def since(self, before: PageMapping) -> PageMapping:
+        """What came after another reading."""
+        return PageMapping(self.seconds - before.seconds, self.pages - before.pages)
 
 
 def release_memory() -> None:

@@ -16,6 +16,7 @@ from snugfit._core.profile import ProbeLine, ProbePoint
 from snugfit.errors import MEMORY_ERRORS
 from snugfit.memory import MemoryLimit, PeakMeter, fit_line, is_out_of_memory, release_memory, trim_heap
 from snugfit.memory.device import has_own_memory, release_devices, synchronize
+from snugfit.memory.process import PageMapping
 
 FIRST_BATCHES = (2, 8)
 PROBE_GROWTH, LAYER_GROWTH = 800_000, 80_000
@@ -216,20 +217,22 @@ def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, room: float, *,
 
 
 class _Attempt:
-    """One probe being measured; ``measured`` holds batch sizes, absolute peaks above the baseline, and seconds.
+    """One probe being measured; ``measured`` holds points with absolute peaks above the baseline.
 
     ``built`` is what building took: more than a step does where weights come larger than they are stored. ``rested`` is
     in memory after the steps at each batch size, with all kernels so far; ``ended`` after all, with ``refused`` sizes.
-    ``cut_short``: larger batches were left out because they take long.
+    ``cut_short``: larger batches were left out because they take long. ``pages`` were mapped in the step at each batch
+    size, and ``mapping`` is what all steps have cost, because a short one is not measured well.
     """
 
     def __init__(self, probe: Probe, meter: PeakMeter, limit: MemoryLimit, available: float, floors: Floors) -> None:
         self.probe, self.meter, self.limit, self.available = probe, meter, limit, available
         self.floors, self.smallest_batch = floors, floors.smallest()[0]
-        self.measured: list[tuple[int, int, float]] = []
+        self.measured: list[ProbePoint] = []
         self.step: Step | None = None
         self.built, self.cut_short = 0, False
-        self.rested: list[int] = []
+        self.rested, self.pages = list[int](), list[int]()
+        self.mapping = PageMapping(0.0, 0)
         self.ended = self.refused = 0
 
     def points(self, resting: int) -> list[ProbePoint]:
@@ -241,9 +244,14 @@ class _Attempt:
         if not self.rested:
             return []
         held = min(max(self.ended, self.rested[-1]), self.rested[-1] + self.refused * self.shape_bytes) - resting
+        page_seconds = self.mapping.seconds / max(self.mapping.pages, 1)
         return [
-            ProbePoint(batch, max(peak - rested + held, self.built, 1), seconds)
-            for (batch, peak, seconds), rested in zip(self.measured, self.rested, strict=True)
+            replace(
+                point,
+                peak_bytes=max(point.peak_bytes - rested + held, self.built, 1),
+                mapping_seconds=min(page_seconds * pages, point.seconds),
+            )
+            for point, rested, pages in zip(self.measured, self.rested, self.pages, strict=True)
         ]
 
     @property
@@ -279,14 +287,15 @@ class _Attempt:
     def _is_hopeless(self, batch: int, before: int) -> bool:
         """Whether a batch would be refused: a refused step leaves memory behind, which later ones lack."""
         fewest, least = self.floors.smallest()
-        most = self.measured[-1][1] - before if self.measured else least / fewest * batch / 2
+        most = self.measured[-1].peak_bytes - before if self.measured else least / fewest * batch / 2
         if batch == self.smallest_batch or 2 * most + self.limit.kernel_bytes < self.available:
             return False
         floor = self.floors.below(batch, self.probe.batch_limit)
         return floor * ABOVE_FLOOR + self.limit.kernel_bytes > self.available
 
     def _measure_largest(self, before: int) -> None:
-        line = fit_line(self.probe.name, [ProbePoint(b, peak - before, s) for b, peak, s in self.measured])
+        points = [replace(point, peak_bytes=point.peak_bytes - before) for point in self.measured]
+        line = fit_line(self.probe.name, points)
         room = self.available - self.limit.kernel_bytes
         if self.probe.headroom is not None:
             room = min(room, self.probe.headroom(self.available, self.shape_bytes))
@@ -296,9 +305,9 @@ class _Attempt:
             self.cut_short = True
             quick = (longest - line.fixed_seconds) / max(line.sample_seconds, 1e-9)
             largest = min(largest, max(int(quick), -(-largest // FARTHEST)))
-            if largest < FAR_ENOUGH * self.measured[-1][0]:
+            if largest < FAR_ENOUGH * self.measured[-1].batch:
                 return
-        while (allowed := self._allowed(largest)) > self.measured[-1][0]:
+        while (allowed := self._allowed(largest)) > self.measured[-1].batch:
             if self._measure(allowed):
                 return
             largest = int(largest * 0.8)
@@ -306,7 +315,7 @@ class _Attempt:
     def _allowed(self, batch: int) -> int:
         """The largest allowed batch up to ``batch`` that includes the workspace of all smaller ones."""
         shared = batch - batch % torch.get_num_threads() if self.probe.partial_bytes else batch
-        batch = shared if shared > self.measured[-1][0] else batch
+        batch = shared if shared > self.measured[-1].batch else batch
         return max((size for size in self.probe.sizes if size <= batch), default=batch)
 
     def _measure(self, batch: int) -> bool:
@@ -321,19 +330,20 @@ class _Attempt:
         self.meter.restart()
         try:
             with self.limit.allow_kernels():
-                seconds = _timed(step, batch, self.limit.device)
+                seconds, pages = self._run(step, batch)
             peak, rested = self.meter.mark(), self._rest()
             new = max(rested - self.rested[-1], 0) if self.rested else peak
             again = self.probe.warm_up or has_own_memory(self.limit.device)
             if again or seconds < LONG_STEP_SECONDS or new > FEW_KERNELS * peak:
-                seconds, new = _timed(step, batch, self.limit.device), 0
+                (seconds, pages), new = self._run(step, batch), 0
                 peak, rested = self.meter.mark(), self._rest()
         except MEMORY_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
         else:
-            self.measured.append((batch, peak + new, seconds))
+            self.measured.append(ProbePoint(batch, peak + new, seconds))
             self.rested.append(rested)
+            self.pages.append(pages)
             return True
         self.refused += 1
         release_memory()
@@ -346,9 +356,15 @@ class _Attempt:
         self.meter.restart()
         return self.meter.current_bytes
 
+    def _run(self, step: Step, batch: int) -> tuple[float, int]:
+        """Seconds of a step, and the pages that it maps."""
+        seconds, own = _timed(step, batch, self.limit.device)
+        self.mapping = PageMapping(self.mapping.seconds + own.seconds, self.mapping.pages + own.pages)
+        return seconds, own.pages
 
-def _timed(step: Step, batch: int, device: torch.device) -> float:
-    started = time.perf_counter()
+
+def _timed(step: Step, batch: int, device: torch.device) -> tuple[float, PageMapping]:
+    started, before = time.perf_counter(), PageMapping.so_far()
     step(batch)
     synchronize(device)
-    return time.perf_counter() - started
+    return time.perf_counter() - started, PageMapping.so_far().since(before)

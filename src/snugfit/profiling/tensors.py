@@ -25,6 +25,7 @@ from snugfit._core.profile import OperatorStats, Saved, Scratch, StepSeconds, Te
 from snugfit.errors import MEMORY_ERRORS, ModelError, first_line
 from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
 from snugfit.memory.device import has_own_memory
+from snugfit.memory.process import PageMapping
 from snugfit.memory.tensors import storage_id
 from snugfit.profiling.description import describe_node
 from snugfit.profiling.operator import Kept, KernelContext, Operator, SavedTensor, Timed, Times, enough, timed, typical
@@ -98,13 +99,16 @@ class TensorProbe:
         """Time whole steps in turns, so that other work on the machine affects all of them equally."""
         with limit.allow_kernels():
             steps = self.make_steps(batch)
-        times: list[list[float]] = [[] for _ in steps]
+        times, mapping = [list[float]() for _ in steps], 0.0
         while not all(map(enough, times)):
             for (ready, step), seconds in zip(steps, times, strict=True):
                 ready()
+                before = PageMapping.so_far()
                 with nullcontext() if seconds else limit.allow_kernels():
                     seconds.append(timed(step, torch.device(self.device))[1])
-        return StepSeconds(batch, *map(typical, times))
+                mapping += PageMapping.so_far().since(before).seconds
+        stock, full, head = map(typical, times)
+        return StepSeconds(batch, stock, full, head, min(mapping / sum(map(sum, times)), 1.0))
 
     def _operators(self, limit: MemoryLimit, batch: int) -> TensorProfile:
         value = torch.randn((batch, *self.chain.input_shape), device=self.device)

@@ -48,13 +48,13 @@ from snugfit.strategies.memory_estimates import (
     reserved_bytes,
     safety,
     smallest_budget,
-    step_floor,
     step_headroom,
     synthetic_batch,
     weight_layers,
     with_safety,
 )
 from snugfit.strategies.micro_batch import MicroBatching, choose_batch, hold_modes, line_name, probe_of_line, step_lines
+from snugfit.strategies.step_floor import network_floor
 
 MakeForward = Callable[[Chain], Forward]
 MakeTrainer = Callable[[Chain, nn.Module, Workload, int], NetworkTrainer]
@@ -144,8 +144,7 @@ def network_probe(
         least = weights + int(4 * trained * workload.optimizer.state_per_parameter)
 
         def count() -> int:
-            peak = step_floor(trainer, [trainer.optimizers], lambda: batch_of(batch, "meta"), hold=hold)
-            return max(peak, weights)
+            return max(network_floor(trainer, lambda: batch_of(batch, "meta"), hold=hold), weights)
 
         return on_meta_or(count, least, whole=bool(chain.undivided))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -17,14 +16,11 @@ from snugfit._core.workload import Workload
 from snugfit._quantities import MB
 from snugfit._storage.activation_cache import RowFormat
 from snugfit._training.average_precision import bytes_of_scores
-from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.statistics import images_for
-from snugfit._training.strategy import Trainable
 from snugfit._training.task import Classification, Task
 from snugfit._upstream import kept_shared, to_channels_last
 from snugfit.memory.device import uses_devices
 from snugfit.memory.process import is_own_process
-from snugfit.memory.tensors import tensor_peak_bytes
 
 
 @dataclass(frozen=True)
@@ -172,28 +168,6 @@ def smallest_budget(profile: Profile, floor_bytes: int) -> int:
     peak = full_safety().added_to(profile.base_bytes + int(floor_bytes * TENSOR_TO_PROCESS) + rounding)
     needed = peak + RESERVED_BYTES + DRIFT_BYTES
     return -(-needed // MB) * MB
-
-
-def step_floor(
-    trainable: Trainable,
-    optimizers: Iterable[ParameterOptimizers],
-    batch: Callable[[], tuple[Tensor, Tensor]],
-    *,
-    hold: bool = False,
-) -> int:
-    """Peak tensor bytes of a later step on the meta device, on a batch of inputs and labels (B, ...).
-
-    It begins with optimizer state; with ``hold`` it is the last micro-batch of two, with the gradients of the first.
-    """
-
-    def prepare() -> None:
-        for each in optimizers:
-            each.make_state()
-            if hold:
-                each.make_gradients()
-
-    share = 0.5 if hold else 1.0
-    return tensor_peak_bytes(lambda: trainable.step(*batch(), share, True), trainable.modules, prepare=prepare)
 
 
 def require_images(batch: int, most: int, *modules: nn.Module) -> None:

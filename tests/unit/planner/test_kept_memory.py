@@ -1,4 +1,4 @@
-"""Peaks of a plan with freed memory that the heap keeps."""
+"""Peaks and seconds of a plan with freed memory that the heap keeps."""
 
 from dataclasses import replace
 
@@ -7,27 +7,28 @@ import pytest
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.machine_memory import MachineMemory
-from snugfit._core.plan import Candidate, Correction, Cost, Phase, Plan
+from snugfit._core.plan import Candidate, Cost, Phase, Plan
+from snugfit._core.profile import ProbePoint, Profile, StepSeconds, TensorProfile
 from snugfit._core.run_memory import RunMemory
 from snugfit._core.workload import Workload
-from snugfit._planner.calibration import PastRun, correction
-from snugfit._planner.kept_memory import with_kept_memory
-from snugfit.memory import freed_memory
-from snugfit.memory.freed_memory import GROWTH
+from snugfit._planner.kept_memory import with_kept_memory, with_kept_seconds
+from snugfit.memory import fit_line, freed_memory
+from snugfit.memory.address_space import KERNEL_BYTES
+from snugfit.memory.freed_memory import GROWTH, LEFT_SHARE
 
 MB = 10**6
 TRAINS = Phase("network", 100 * MB, 3.0, 16)
 TESTS = Phase("exit", 120 * MB, 1.0, 16, steps=False)
 
 
-def planned(budget=None, phases=(TRAINS,), free=4000 * MB, runs=(), **changes):
+def planned(budget=None, phases=(TRAINS,), free=4000 * MB, **changes):
     work = Workload("net", "images", (3, 4, 4), 2, 32, 5, 5)
     hardware = Hardware("cpu", "cpu", 1, 10**9, "Linux", "2", True)
     cost = Cost(max(phase.peak_bytes for phase in phases), 3.0, 3.0, phases=phases)
     other = Candidate("checkpoint", True, predicted=cost)
     rest = RunMemory(100 * MB, 0, MachineMemory(free + 100 * MB))
     plan = Plan(work, Budget(budget), hardware, (other, Candidate("backprop", True, predicted=cost)), 1, memory=rest)
-    return with_kept_memory(replace(plan, **changes), runs)
+    return with_kept_memory(replace(plan, **changes))
 
 
 def test_without_a_budget_every_phase_may_grow_by_the_most():
@@ -71,38 +72,35 @@ def test_another_malloc_keeps_nothing(monkeypatch):
     assert planned().choice.predicted.phases == (TRAINS,)
 
 
-def test_a_peak_above_its_prediction_corrects_all_plans_of_a_strategy():
-    ran = PastRun("backprop", "net", (3, 4, 4), 10.0, 5.0, 100, 150, kept=True)
-    found = correction([ran], "backprop", planned().workload)
-    assert (found.seconds, found.runs) == (1.0, 0) and found.peak == pytest.approx(1.5 * 1.01)
+def profile(base=50 * MB, steps=None):
+    points = (ProbePoint(2, 10 * MB, 1.0, 0.25), ProbePoint(8, 40 * MB, 4.0, 2.0), ProbePoint(16, 80 * MB, 8.0, 4.0))
+    line = replace(fit_line("network", points), bounds=(ProbePoint(32, 170 * MB, 16.0),))
+    tensors = None if steps is None else TensorProfile(16, (), steps)
+    return Profile((), {"network": line}, base_bytes=base, tensors=tensors)
 
 
-def test_runs_that_kept_memory_correct_its_seconds_and_others_do_not():
-    ran = PastRun("backprop", "net", (3, 4, 4), 10.0, 5.0, 100, 90, kept=True)
-    slow = replace(ran, seconds=20.0, kept=False)
-    assert planned(runs=[slow]).choice.predicted.seconds == 3.0
-    choice = planned(runs=[slow, ran]).choice
-    assert choice.predicted.seconds == choice.predicted.phases[0].seconds == 1.5 and choice.correction.seconds == 0.5
-    assert correction([slow, ran], "backprop", planned().workload).seconds == 2.0
-    twice = Candidate("backprop", True, predicted=Cost(100 * MB, 6.0, 6.0, phases=(TRAINS,)), correction=slowed(2.0))
-    again = planned(runs=[slow, ran], candidates=(twice,), chosen=0).choice
-    assert (again.predicted.seconds, again.correction.seconds) == (1.5, 0.5), "the other correction is taken back"
+def test_where_there_is_room_steps_save_the_time_for_mapping_memory():
+    line = with_kept_seconds(profile(), Budget(None), 4000 * MB).lines["network"]
+    assert [line.seconds_at(batch) for batch in (2, 8, 16)] == [0.75, 2.0, 4.0]
+    fitted = fit_line("network", [ProbePoint(2, 1, 0.75), ProbePoint(8, 1, 2.0), ProbePoint(16, 1, 4.0)])
+    assert line.seconds_at(12) == pytest.approx(fitted.seconds_at(12))
+    assert line.bounds[0].seconds == pytest.approx(fitted.seconds_at(32))
+    assert line.bytes_at(12) == profile().lines["network"].bytes_at(12)
 
 
-def test_slow_runs_of_the_choice_do_not_make_the_others_look_better():
-    """The choice was shown with twice the seconds of the others, and called the fastest."""
-    ran = PastRun("backprop", "net", (3, 4, 4), 10.0, 30.0, 100, 90, kept=True)
-    slower = Candidate("checkpoint", True, predicted=Cost(100 * MB, 20.0, 20.0, phases=(TRAINS,)))
-    chosen = Candidate("backprop", True, predicted=Cost(100 * MB, 3.0, 3.0, phases=(TRAINS,)))
-    plan = planned(runs=[ran], candidates=(chosen, slower), chosen=0)
-    assert plan.choice.predicted.seconds == 9.0 and "9.0s against 20.0s with checkpoint" in " ".join(plan.explanation)
-    near = replace(slower, predicted=replace(slower.predicted, seconds=4.0, seconds_per_epoch=4.0))
-    plan = planned(runs=[ran], candidates=(chosen, near), chosen=0)
-    assert plan.choice.predicted.seconds == 3.0 and "3.0s against 4.0s with checkpoint" in " ".join(plan.explanation)
+def test_a_full_budget_saves_none_of_it_and_one_with_some_room_a_part():
+    """A peak of 130 MB at 16 images, of which 13 MB are half of what saves all."""
+    tight, some = 131 * MB, int((130 * 1.1 * MB + KERNEL_BYTES) / (1 - LEFT_SHARE))
+    assert with_kept_seconds(profile(), Budget(tight), 4000 * MB).lines["network"].seconds_at(16) == 8.0
+    found = with_kept_seconds(profile(), Budget(some), 4000 * MB).lines["network"]
+    assert found.seconds_at(16) == pytest.approx(6.0, abs=0.01) and found.seconds_at(8) == 2.0
+    assert with_kept_seconds(profile(), Budget(None), 0).lines["network"].seconds_at(16) == 8.0
 
 
-def slowed(factor):
-    return Correction(seconds=factor, runs=1)
+def test_whole_steps_save_the_same_share():
+    steps = StepSeconds(16, 10.0, 8.0, 2.0, mapping_share=0.5)
+    found = with_kept_seconds(profile(steps=steps), Budget(None), 4000 * MB).tensors.steps
+    assert (found.stock, found.full, found.head) == (5.0, 4.0, 1.0)
 
 
 def test_a_run_needs_and_is_warned_of_what_it_cannot_do_without():

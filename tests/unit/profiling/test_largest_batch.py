@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from probe_samples import Machine, probe
 
+from snugfit.memory.process import PageMapping
 from snugfit.profiling import measure_probe
 
 
@@ -56,7 +57,7 @@ def test_long_steps_are_not_measured_at_the_largest_batch_and_more_is_allowed_fo
 
     def timed(step, batch, device):
         step(batch)
-        return 0.05 * batch
+        return 0.05 * batch, PageMapping(0.0, 0)
 
     monkeypatch.setattr("snugfit.profiling.probe._timed", timed)
     line = measure_probe(made, machine, machine)
@@ -77,7 +78,10 @@ def test_more_is_allowed_for_where_nothing_is_known_of_larger_batches(monkeypatc
     """A library's own step and a network that cannot run on the meta device have no floors that grow."""
     machine = Machine(budget=100_000)
     made, _ = probe(machine, 1000, 100, floor=lambda batch: 0)
-    monkeypatch.setattr("snugfit.profiling.probe._timed", lambda step, batch, device: step(batch) or 0.05 * batch)
+    took = PageMapping(0.0, 0)
+    monkeypatch.setattr(
+        "snugfit.profiling.probe._timed", lambda step, batch, device: (step(batch) or 0.05 * batch, took)
+    )
     line = measure_probe(made, machine, machine)
     assert line.measured_batch == 20 and line.bytes_at(64) == 1000 + 6400 + 0.2 * 44 * 100 + 1
 

@@ -10,6 +10,7 @@ from probe_samples import Machine, probe
 
 from snugfit._core.profile import ProbeLine
 from snugfit.memory import device as devices
+from snugfit.memory.process import PageMapping
 from snugfit.profiling import Measurements, Probe, alone, measure_probe, measure_probes
 from snugfit.profiling.measuring import FIRST_GROWTH
 from snugfit.profiling.probe import LAYER_GROWTH, META_PASS_BYTES, PROBE_GROWTH
@@ -450,3 +451,33 @@ def test_probes_that_run_the_same_are_measured_once():
     )
     assert ran and not ran_by_twin
     assert found.lines["q"] == replace(found.lines["p"], name="q") and found.floors["q"] == found.floors["p"]
+
+
+def test_each_step_has_the_time_for_its_pages(monkeypatch):
+    """The system's time is coarse: all of it is divided by all pages, those of repeated steps included."""
+    coarse = iter([0.0, 0.0, 0.03, 0.0, 0.03, 0.04])
+
+    def timed(step, batch, device):
+        step(batch)
+        return 0.01 * batch, PageMapping(next(coarse), 10 * batch)
+
+    monkeypatch.setattr("snugfit.profiling.probe._timed", timed)
+    machine = Machine()
+    made, ran = probe(machine, fixed=500, sample=10, limit=14)
+    line = measure_probe(made, machine, machine)
+    assert ran == [2, 2, 8, 8, 14, 14]
+    page = 0.1 / (10 * sum(ran))
+    assert [point.mapping_seconds for point in line.points] == pytest.approx([20 * page, 80 * page, 140 * page])
+
+
+def test_new_memory_is_mapped_and_old_is_not():
+    old = torch.ones(2**24)
+
+    def pages(step):
+        before = PageMapping.so_far()
+        step()
+        return PageMapping.so_far().since(before)
+
+    new, again = pages(lambda: torch.ones(2**24)), pages(lambda: old.fill_(2.0))
+    assert new.pages >= again.pages + 2**26 // 2**21, "64 MiB, at least in pages of 2 MiB"
+    assert new.seconds >= 0.0

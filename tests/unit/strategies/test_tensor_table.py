@@ -38,7 +38,7 @@ def test_rows_are_those_of_the_time_model():
     }  # fmt: skip
     assert (weight["t_dw"], weight["t_dy"]) == pytest.approx((0.3, 0.75)), "the layer without tensors counts to it"
     assert (bias["name"], bias["kind"], bias["t_dy"], bias["saved_bytes"]) == ("fc.bias", "Linear", 0.0, 0)
-    steps = {"batch": 4, "stock": 9.0, "full": 8.0, "head": 3.0}
+    steps = {"batch": 4, "stock": 9.0, "full": 8.0, "head": 3.0, "mapping_share": 0.0}
     assert data["tensor_timing"] == {"batch": 4, "forward_seconds": 3.5, "steps": steps}
 
 

@@ -24,12 +24,12 @@ from snugfit.strategies.memory_estimates import (
     place_synthetic_weights,
     random_batch,
     require_images,
-    step_floor,
     stored_batches,
 )
 from snugfit.strategies.recomputation.dynamic_program import UnitCost
 from snugfit.strategies.recomputation.schedule import Schedule
 from snugfit.strategies.recomputation.unit_costs import module_cost
+from snugfit.strategies.step_floor import step_floor
 
 PROBE_PREFIX = "unit:"
 

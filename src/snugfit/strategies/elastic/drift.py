@@ -138,4 +138,4 @@ def _scaled_steps(old: TensorProfile, new: TensorProfile) -> StepSeconds | None:
         return network.forward_seconds() + network.backward_seconds(mask)
 
     full, head = (seconds(after, full=each) / seconds(before, full=each) for each in (True, False))
-    return StepSeconds(steps.batch, steps.stock * full, steps.full * full, steps.head * head)
+    return replace(steps, stock=steps.stock * full, full=steps.full * full, head=steps.head * head)

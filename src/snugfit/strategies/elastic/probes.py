@@ -34,9 +34,9 @@ from snugfit.strategies.memory_estimates import (
     place_synthetic_weights,
     random_batch,
     smallest_budget,
-    step_floor,
     weight_layers,
 )
+from snugfit.strategies.step_floor import step_floor
 
 HEAD, FULL, IMPORTANCE, TENSORS = "elastic:head", "elastic:full", "elastic:importance", "elastic:tensors"
 """Names of the probes."""

@@ -44,6 +44,7 @@ class GatewayTrainer(TiledTrainer):
     If the rest is replicated, the others train it like this process, with the same batches, weights and random draws.
     """
 
+    floor_in_one_pass = False
     forward: GatewayForward
 
     def __init__(
