@@ -45,6 +45,7 @@ def main(
     image_size: int | None = None,
     batch: int = 64,
     lr: float = 0.05,
+    keep_freed: bool = False,
     python: str = sys.executable,
     lane: str = "0/1",
     options: Options = DEFAULTS,
@@ -62,6 +63,8 @@ def main(
         image_size: side of the images; the data set's own by default.
         batch: images per optimizer step, which what does not fit is accumulated to.
         lr: learning rate, constant.
+        keep_freed: whether the heap of peers keeps freed memory, as glibc does by default, which is faster and takes
+            more; otherwise it gives it back at once.
         python: interpreter of the peers.
         lane: which part of the work to do, like 0/2 for the first of two parts.
         options: what every benchmark takes.
@@ -80,7 +83,7 @@ def main(
                 label, _ours(settings, way, seconds, options), arm="peer", way=way, settings=settings, time=seconds
             )
         else:
-            peer(results, settings, way, seconds, python)
+            peer(results, {**settings, "keep_freed": True} if keep_freed else settings, way, seconds, python)
     finish(results, render)
 
 

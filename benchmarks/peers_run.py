@@ -2,7 +2,8 @@
 
 The peer's packages are imported and warmed up before the baseline is taken, from which the limit counts; images,
 network and search come after it. The limit is set anew at every pass, so that a peer is refused what it uses, never
-address space that it reserves and does not touch; and the allocator is set to return freed memory at once.
+address space that it reserves and does not touch; and the allocator is set to return freed memory at once, or, with
+``--keep-freed``, to keep it, which is faster and takes more.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from snugfit import _data as datasets
 from snugfit._core.amounts import parse_bytes
 from snugfit._engine.process import choose_device
 from snugfit.memory import MemoryLimit, is_out_of_memory, make_meter, prepare_process, release_memory
+from snugfit.memory.freed_memory import KEEP_ALL_BYTES, KEPT_BLOCK_BYTES
+from snugfit.memory.heap import set_thresholds
 from snugfit.memory.process import late_bytes
 
 SEGMENTS = (2, 3, 4, 6, 8, 12)
@@ -64,6 +67,7 @@ def main(
     seed: int = 0,
     threads: int | None = None,
     device: str | None = None,
+    keep_freed: bool = False,
 ) -> None:
     """Run one peer.
 
@@ -82,6 +86,7 @@ def main(
         seed: seed of initialisation, shuffling and augmentation.
         threads: compute threads.
         device: cpu or cuda[:N].
+        keep_freed: whether the heap keeps freed memory, as glibc does by default; otherwise it gives it back at once.
     """
     chosen = ways()[way]
     try:
@@ -91,6 +96,8 @@ def main(
         return
     where, baseline = choose_device(device or "cpu"), prepare_process(threads)
     meter, cap = make_meter(baseline, where), parse_bytes(memory)
+    if keep_freed:
+        set_thresholds(KEPT_BLOCK_BYTES, KEEP_ALL_BYTES)
     with alone_on(where), MemoryLimit(cap, baseline, where) as limit:
         started = time.perf_counter()
         splits = datasets.load(data, image_size=image_size, max_train=max_train, max_val=max_val, seed=seed)

@@ -45,7 +45,7 @@ def row(cell: Cell) -> list[str]:
     if "missing" in outcome:
         return [shown, f"not measured: no {outcome['missing']}", *["-"] * 6]
     return [
-        shown, verdict(outcome), mb(outcome.get("peak_bytes")), found(outcome),
+        shown, verdict(outcome), mb(outcome.get("peak_bytes")), found(cell),
         number(outcome.get("search_seconds"), 1), number(outcome.get("seconds_per_epoch"), 1),
         f"{outcome.get('images', 0):,}", number(outcome.get("used_seconds"), 0),
     ]  # fmt: skip
@@ -59,10 +59,12 @@ def verdict(outcome: Cell) -> str:
     return "yes" if outcome["within"] else "no: above it"
 
 
-def found(outcome: Cell) -> str:
-    """What a way settled on."""
+def found(cell: Cell) -> str:
+    """What a way settled on, and whether the heap of a peer keeps freed memory."""
+    outcome = cell["outcome"]
     marks = [outcome["strategy"]] if "strategy" in outcome else []
     marks += [f"micro-batch {outcome['micro_batch']}"] if "micro_batch" in outcome else []
     marks += [f"{outcome['segments']} segments"] if "segments" in outcome else []
     marks += [f"compiled in {outcome['compile_seconds']} s"] if "compile_seconds" in outcome else []
+    marks += ["freed memory kept"] if cell["settings"].get("keep_freed") else []
     return ", ".join(marks) or "-"
