@@ -6,6 +6,15 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import Literal
+
+FULL_GROWTH = 0.2
+"""Growth of a peak by freed memory with which a step's layers map next to no memory."""
+WHOLE_GROWTH = 0.7
+"""The same where memory is kept only with room for all growth; see ``snugfit.memory.freed_memory``."""
+HeapUse = Literal["layers", "steps", "nothing"]
+"""What of freed memory training keeps: as far as there is room before each layer; only with room for all growth, where
+a step calls no layers or one takes most of it; or nothing, or what a step maps are files."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +165,10 @@ class ProbeLine:
         sizes_bytes: bytes that measuring batch sizes after the first one left in memory.
         elsewhere: whether another process measured it, so that this one has no kernels of its batch sizes yet.
         bounds: upper bounds at batches above the largest measured one, computed from tensors; in order.
+        fixed_mapping, sample_mapping: the line of the seconds for mapping memory.
+        heap: what of freed memory training keeps.
+        room_bytes: up to which a peak may grow by it; 0 if it keeps none.
+        beside_bytes: memory beside the step.
     """
 
     name: str
@@ -171,6 +184,11 @@ class ProbeLine:
     sizes_bytes: float = 0.0
     elsewhere: bool = False
     bounds: tuple[ProbePoint, ...] = ()
+    fixed_mapping: float = 0.0
+    sample_mapping: float = 0.0
+    heap: HeapUse = "layers"
+    room_bytes: int = 0
+    beside_bytes: int = 0
 
     @property
     def measured_batch(self) -> int:
@@ -209,11 +227,28 @@ class ProbeLine:
         return math.inf
 
     def seconds_at(self, batch: int) -> float:
-        """Expected seconds of a step at ``batch`` samples, interpolated between measured points."""
+        """Expected seconds of a step at ``batch`` samples, interpolated between measured points.
+
+        They are those of training, which saves time for mapping memory where the peak has room to grow.
+        """
+        seconds = self.fixed_seconds + self.sample_seconds * batch
         for point in self.points:
             if point.batch == batch:
-                return point.seconds
-        return max(self.fixed_seconds + self.sample_seconds * batch, 0.0)
+                seconds = point.seconds
+        return max(seconds - self._saved_share(batch) * self.mapping_at(batch), 0.0)
+
+    def mapping_at(self, batch: int) -> float:
+        """Expected seconds for mapping memory in a step at ``batch`` samples that finds none."""
+        for point in self.points:
+            if point.batch == batch:
+                return point.mapping_seconds
+        return max(self.fixed_mapping + self.sample_mapping * batch, 0.0)
+
+    def _saved_share(self, batch: int) -> float:
+        growth = self.room_bytes / (self.beside_bytes + self.step_bytes(batch)) - 1
+        if self.heap == "nothing":
+            return 0.0
+        return float(growth >= WHOLE_GROWTH) if self.heap == "steps" else min(max(growth / FULL_GROWTH, 0.0), 1.0)
 
     def largest_batch(self, available_bytes: float, limit: int) -> int:
         """Largest batch up to ``limit`` whose predicted peak is at most ``available_bytes``; 0 if there is none."""

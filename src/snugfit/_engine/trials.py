@@ -26,6 +26,7 @@ from snugfit._engine.builder import Assembly, assemble, load_splits
 from snugfit._engine.planning import Planned
 from snugfit._engine.running import execute, write_run
 from snugfit._planner import corrected
+from snugfit._planner.kept_memory import with_kept_memory
 from snugfit._report.metrics import read_metrics
 from snugfit._storage.run_folder import read_data
 from snugfit._training.events import Notice, Subscriber
@@ -91,11 +92,12 @@ def _trial(candidate: Candidate, short: Planned, folder: Path) -> Trial:
     strategy: Strategy = from_data(strategy_class(candidate.strategy), candidate.settings)
     plan, workload = short.plan, short.assembly.workload
     cost = corrected(strategy.estimate(workload, short.profile, plan.hardware), candidate.correction)
-    own = replace(plan, workload=workload, candidates=(replace(candidate, predicted=cost),), chosen=0)
+    own = with_kept_memory(replace(plan, workload=workload, candidates=(replace(candidate, predicted=cost),), chosen=0))
     planned = replace(short, plan=own)
     seconds = float(sum(phase.seconds for phase in cost.phases))
     budget, images = plan.budget.memory_bytes, workload.train_count
-    trial = Trial(candidate.strategy, images, workload.epochs, budget, cost.peak_bytes, seconds)
+    peak = max((each.predicted.peak_bytes for each in own.candidates if each.predicted), default=cost.peak_bytes)
+    trial = Trial(candidate.strategy, images, workload.epochs, budget, peak, seconds)
     request, error = short.assembly.request, None
     try:
         if request.from_python:

@@ -20,8 +20,8 @@ class PlanningInput:
         compares: whether strategies are measured, too, that cannot be chosen if the one to fine-tune with fits.
         profile_seconds: how long measuring may go on before strategies that were not measured are left out, if another
             one fits; all are measured if None.
-        free_bytes: what the machine has above the processes at rest.
         fresh: whether training may run in another process than measuring, which leaves memory behind.
+        free_bytes: what the machine has above the processes at rest.
     """
 
     workload: Workload

@@ -7,12 +7,8 @@ from dataclasses import replace
 from snugfit._core.budget import Budget
 from snugfit._core.explanation import explanation_of, kept_memory_note
 from snugfit._core.plan import Plan
-from snugfit._core.profile import ProbeLine, Profile
-from snugfit.memory.freed_memory import kept_peak
-from snugfit.memory.line_fit import with_seconds
-
-FULL_GROWTH = 0.2
-"""Growth of a peak by kept memory with which steps map next to no memory: peaks grew by up to so much without bound."""
+from snugfit._core.profile import FULL_GROWTH, Profile
+from snugfit.memory.freed_memory import kept_peak, room_bytes
 
 
 def with_kept_memory(plan: Plan) -> Plan:
@@ -44,18 +40,14 @@ def with_kept_seconds(profile: Profile, budget: Budget, free_bytes: int) -> Prof
 
     Steps are measured without it. ``free_bytes`` has the machine above the processes at rest.
     """
-
-    def saved(step_bytes: int) -> float:
-        """Share of the time for mapping memory that a step saves."""
-        peak = profile.base_bytes + step_bytes
-        return min((kept_peak(peak, budget.memory_bytes, free_bytes) / peak - 1) / FULL_GROWTH, 1.0)
-
-    def seconds_of(line: ProbeLine) -> list[float]:
-        return [each.seconds - saved(line.step_bytes(each.batch)) * each.mapping_seconds for each in line.points]
-
-    lines = {name: with_seconds(line, seconds_of(line)) for name, line in profile.lines.items()}
+    room = max(room_bytes(budget.memory_bytes, free_bytes), 0)
+    lines = {
+        name: replace(line, room_bytes=room, beside_bytes=profile.base_bytes) for name, line in profile.lines.items()
+    }
     tensors, steps = profile.tensors, profile.tensors.steps if profile.tensors else None
     if tensors is not None and steps is not None:
-        most = max((line.step_bytes(steps.batch) for line in profile.lines.values()), default=0)
-        tensors = replace(tensors, steps=steps.times(1 - saved(most) * steps.mapping_share))
+        peak = profile.base_bytes + max((line.step_bytes(steps.batch) for line in lines.values()), default=1)
+        saved = min(max((room / peak - 1) / FULL_GROWTH, 0.0), 1.0)
+        steps = replace(steps.times(1 - saved * steps.mapping_share), mapping_share=0.0)
+        tensors = replace(tensors, steps=steps)
     return replace(profile, lines=lines, tensors=tensors)

@@ -321,9 +321,13 @@ class Proposer:
     def _candidates(self, strategy: Strategy, profile: Profile, own: Profile) -> list[Candidate]:
         workload, hardware, budget = self.question.workload, self.question.hardware, self.question.budget
         factors = correction(self.runs, strategy.name, workload)
-        if self.question.aim != "memory":
-            profile = with_kept_seconds(profile, budget, self.question.free_bytes)
+        profile, own = self._as_trained(profile), self._as_trained(own)
         return candidates_of(strategy, workload, profile, hardware, budget, factors, own)
+
+    def _as_trained(self, profile: Profile) -> Profile:
+        """The profile with the seconds of training, which keeps freed memory unless memory is the aim."""
+        question = self.question
+        return profile if question.aim == "memory" else with_kept_seconds(profile, question.budget, question.free_bytes)
 
     def profile_of(self, proposals: Proposals, choice: Candidate | None, *, fresh: bool) -> Profile:
         """The profile of the process that trains the choice, ``fresh`` or this one."""
@@ -333,8 +337,8 @@ class Proposer:
         if probes is None:
             return proposals.measured
         if fresh and self.resting_bytes is not None:
-            return in_fresh_process(proposals.profile, probes, self.resting_bytes)
-        return without_others(proposals.profile, probes)
+            return self._as_trained(in_fresh_process(proposals.profile, probes, self.resting_bytes))
+        return self._as_trained(without_others(proposals.profile, probes))
 
     def next_profile_of(self, proposals: Proposals, choice: Candidate | None, *, fresh: bool) -> Profile:
         """The same where a process finds these measurements in the cache."""
@@ -343,7 +347,7 @@ class Proposer:
         probes = proposals.probes_of(choice)
         if probes is None or fresh:
             return self.profile_of(proposals, choice, fresh=fresh)
-        return in_next_process(proposals.profile, probes)
+        return self._as_trained(in_next_process(proposals.profile, probes))
 
     def has_more_room(self, proposals: Proposals, choice: Candidate | None) -> bool:
         """Whether a fresh process has more memory for a choice, kernels of a batch size included."""

@@ -32,7 +32,7 @@ from snugfit.memory.meter import PeakMeter
 from snugfit.memory.process import has_proc, quick_readings
 
 KEEP_ALL_BYTES = -1
-"""Trim threshold of glibc that never trims."""
+"""glibc's trim threshold with which the end of the heap never goes back."""
 KEPT_BLOCK_BYTES = MMAP_THRESHOLD_BYTES << 9
 """Freed blocks of fewer bytes are kept: 32 MiB, the most that glibc allows."""
 OBSERVED_STEPS = 2
@@ -62,10 +62,15 @@ def kept_peak(peak_bytes: int, budget_bytes: int | None, free_bytes: int, growth
 
     It is ``peak_bytes`` where these have no room for more, and where malloc is not glibc's.
     """
+    return max(min(int(peak_bytes * growth), room_bytes(budget_bytes, free_bytes)), peak_bytes)
+
+
+def room_bytes(budget_bytes: int | None, free_bytes: int) -> int:
+    """The largest peak that a budget and the machine's free memory have room for; 0 where malloc is not glibc's."""
+    if not sets_thresholds():
+        return 0
     room = int(free_bytes * FREE_SHARE)
-    if budget_bytes is not None:
-        room = min(room, int(budget_bytes * (1 - LEFT_SHARE)) - KERNEL_BYTES)
-    return max(min(int(peak_bytes * growth), room), peak_bytes) if sets_thresholds() else peak_bytes
+    return room if budget_bytes is None else min(room, int(budget_bytes * (1 - LEFT_SHARE)) - KERNEL_BYTES)
 
 
 def fillable_bytes(peak_bytes: int) -> int:

@@ -24,18 +24,12 @@ def fit_line(name: str, points: Sequence[ProbePoint], smallest_batch: int = 1) -
     seconds = [point.seconds for point in points]
     sample_bytes, fixed_bytes = _least_squares(batches, sizes)
     sample_seconds, fixed_seconds = _least_squares(batches, seconds)
+    sample_mapping, fixed_mapping = _least_squares(batches, [point.mapping_seconds for point in points])
     gaps = [size - fixed_bytes - sample_bytes * batch for batch, size in zip(batches, sizes, strict=True)]
     residual = max(0.0, *gaps)
     ordered = tuple(sorted(points, key=lambda point: point.batch))
-    return ProbeLine(name, fixed_bytes, sample_bytes, residual, fixed_seconds, sample_seconds, ordered, smallest_batch)
-
-
-def with_seconds(line: ProbeLine, seconds: Sequence[float]) -> ProbeLine:
-    """The line with other seconds of its measured points, in their order."""
-    points = tuple(replace(point, seconds=own) for point, own in zip(line.points, seconds, strict=True))
-    sample_seconds, fixed_seconds = _least_squares([float(point.batch) for point in points], seconds)
-    line = replace(line, points=points, fixed_seconds=fixed_seconds, sample_seconds=sample_seconds)
-    return replace(line, bounds=tuple(replace(each, seconds=line.seconds_at(each.batch)) for each in line.bounds))
+    line = ProbeLine(name, fixed_bytes, sample_bytes, residual, fixed_seconds, sample_seconds, ordered, smallest_batch)
+    return replace(line, fixed_mapping=fixed_mapping, sample_mapping=sample_mapping)
 
 
 def _least_squares(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:

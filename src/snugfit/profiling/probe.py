@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import torch
 
-from snugfit._core.profile import ProbeLine, ProbePoint
+from snugfit._core.profile import HeapUse, ProbeLine, ProbePoint
 from snugfit.errors import MEMORY_ERRORS
 from snugfit.memory import MemoryLimit, PeakMeter, fit_line, is_out_of_memory, release_memory, trim_heap
 from snugfit.memory.device import has_own_memory, release_devices, synchronize
@@ -47,6 +47,9 @@ META_PASS_BYTES = 64_000_000
 Python may crash if it is refused memory for that, and the smallest possible budget must be reported for any budget. The
 memory that is really used counts as usual.
 """
+LONG_MAPPING_SECONDS, LEAST_MAPPING_SECONDS = 0.1, 0.02
+"""Seconds of mapping memory that are measured well enough in one step, and in all steps of a probe together: the system
+counts them in ticks of 4 or 10 ms."""
 Step = Callable[[int], object]
 
 
@@ -74,6 +77,7 @@ class Probe:
         warm_up: whether the first step at a batch size does not represent the next ones, however long it is.
         longest_seconds: no step that is expected to take longer is run to refine the line, unless the batch to be used
             is far larger than the largest measured one.
+        heap: what of freed memory training keeps, which saves time for mapping memory.
         headroom: bytes that a step in training may take, from those available and those that a new batch size leaves;
             the largest batch is measured where training would use it. All but those of kernels if None.
         needed: whether it is worth measuring, from the lines so far, with None for probes that did not fit, and the
@@ -94,6 +98,7 @@ class Probe:
     partial_bytes: int = 0
     warm_up: bool = False
     longest_seconds: float = LONGEST_STEP_SECONDS
+    heap: HeapUse = "layers"
     headroom: Callable[[float, float], float] | None = None
     needed: Callable[[Mapping[str, ProbeLine | None], float], bool] | None = None
 
@@ -184,6 +189,7 @@ def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Fl
         line,
         shape_bytes=float(attempt.shape_bytes if len(points) > 1 else max(resting - before, 0)),
         partial_bytes=probe.partial_bytes,
+        heap=probe.heap,
         sizes_bytes=float(max(attempt.rested[-1] - attempt.rested[0], 0)),
     )
 
@@ -210,7 +216,7 @@ def _fit(probe: Probe, points: list[ProbePoint], floors: Floors, room: float, *,
     if bounded:
         grown = max(least - floors.at(last.batch), line.sample_bytes * (most - last.batch))
         least = max(least, last.peak_bytes + int(grown * (1 + BEYOND_MEASURED)))
-    bound = ProbePoint(most, max(line.bytes_at(most), least), line.seconds_at(most))
+    bound = ProbePoint(most, max(line.bytes_at(most), least), line.seconds_at(most), line.mapping_at(most))
     if bound.peak_bytes > line.bytes_at(most):
         line = replace(fit_line(probe.name, [*points, bound], smallest_batch), points=line.points)
     return replace(line, bounds=(bound,)) if bounded else line
@@ -221,8 +227,8 @@ class _Attempt:
 
     ``built`` is what building took: more than a step does where weights come larger than they are stored. ``rested`` is
     in memory after the steps at each batch size, with all kernels so far; ``ended`` after all, with ``refused`` sizes.
-    ``cut_short``: larger batches were left out because they take long. ``pages`` were mapped in the step at each batch
-    size, and ``mapping`` is what all steps have cost, because a short one is not measured well.
+    ``cut_short``: larger batches were left out because they take long. ``mapped`` is what mapping memory cost in the
+    step at each batch size, and ``all_mapped`` in all steps.
     """
 
     def __init__(self, probe: Probe, meter: PeakMeter, limit: MemoryLimit, available: float, floors: Floors) -> None:
@@ -231,8 +237,8 @@ class _Attempt:
         self.measured: list[ProbePoint] = []
         self.step: Step | None = None
         self.built, self.cut_short = 0, False
-        self.rested, self.pages = list[int](), list[int]()
-        self.mapping = PageMapping(0.0, 0)
+        self.rested, self.mapped = list[int](), list[PageMapping]()
+        self.all_mapped = PageMapping(0.0, 0)
         self.ended = self.refused = 0
 
     def points(self, resting: int) -> list[ProbePoint]:
@@ -244,15 +250,21 @@ class _Attempt:
         if not self.rested:
             return []
         held = min(max(self.ended, self.rested[-1]), self.rested[-1] + self.refused * self.shape_bytes) - resting
-        page_seconds = self.mapping.seconds / max(self.mapping.pages, 1)
         return [
             replace(
                 point,
                 peak_bytes=max(point.peak_bytes - rested + held, self.built, 1),
-                mapping_seconds=min(page_seconds * pages, point.seconds),
+                mapping_seconds=min(self._mapping_seconds(mapped), point.seconds),
             )
-            for point, rested, pages in zip(self.measured, self.rested, self.pages, strict=True)
+            for point, rested, mapped in zip(self.measured, self.rested, self.mapped, strict=True)
         ]
+
+    def _mapping_seconds(self, own: PageMapping) -> float:
+        """Seconds of a step for mapping memory: of a short one, its pages' share of those of all steps."""
+        every = self.all_mapped
+        if own.seconds >= LONG_MAPPING_SECONDS:
+            return own.seconds
+        return every.seconds * own.pages / every.pages if every.seconds >= LEAST_MAPPING_SECONDS else 0.0
 
     @property
     def shape_bytes(self) -> int:
@@ -330,12 +342,12 @@ class _Attempt:
         self.meter.restart()
         try:
             with self.limit.allow_kernels():
-                seconds, pages = self._run(step, batch)
+                seconds, mapped = self._run(step, batch)
             peak, rested = self.meter.mark(), self._rest()
             new = max(rested - self.rested[-1], 0) if self.rested else peak
             again = self.probe.warm_up or has_own_memory(self.limit.device)
             if again or seconds < LONG_STEP_SECONDS or new > FEW_KERNELS * peak:
-                (seconds, pages), new = self._run(step, batch), 0
+                (seconds, mapped), new = self._run(step, batch), 0
                 peak, rested = self.meter.mark(), self._rest()
         except MEMORY_ERRORS as error:
             if not is_out_of_memory(error):
@@ -343,7 +355,7 @@ class _Attempt:
         else:
             self.measured.append(ProbePoint(batch, peak + new, seconds))
             self.rested.append(rested)
-            self.pages.append(pages)
+            self.mapped.append(mapped)
             return True
         self.refused += 1
         release_memory()
@@ -356,11 +368,11 @@ class _Attempt:
         self.meter.restart()
         return self.meter.current_bytes
 
-    def _run(self, step: Step, batch: int) -> tuple[float, int]:
-        """Seconds of a step, and the pages that it maps."""
+    def _run(self, step: Step, batch: int) -> tuple[float, PageMapping]:
+        """Seconds of a step, and what mapping memory cost in it."""
         seconds, own = _timed(step, batch, self.limit.device)
-        self.mapping = PageMapping(self.mapping.seconds + own.seconds, self.mapping.pages + own.pages)
-        return seconds, own.pages
+        self.all_mapped = PageMapping(self.all_mapped.seconds + own.seconds, self.all_mapped.pages + own.pages)
+        return seconds, own
 
 
 def _timed(step: Step, batch: int, device: torch.device) -> tuple[float, PageMapping]:

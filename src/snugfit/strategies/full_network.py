@@ -16,8 +16,8 @@ from snugfit._chain import Chain, Unit, distinct_state, layers_called_once, load
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.parts import largest_parts
-from snugfit._core.plan import Cost, Phase, Shortfall
-from snugfit._core.profile import ProbeLine, Profile, UnitStats
+from snugfit._core.plan import FEWEST_NORM_IMAGES, Cost, Phase, Shortfall
+from snugfit._core.profile import HeapUse, ProbeLine, Profile, UnitStats
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import Deferred, save_model
@@ -108,12 +108,19 @@ def reasons_against_rounding(workload: Workload, chain: Chain) -> list[str]:
 
 
 def network_probe(
-    name: str, chain: Chain, workload: Workload, device: str, make_trainer: MakeTrainer, *, hold: bool
+    name: str,
+    chain: Chain,
+    workload: Workload,
+    device: str,
+    make_trainer: MakeTrainer,
+    *,
+    hold: bool,
+    heap: HeapUse = "layers",
 ) -> Probe:
     """The probe of one training step of the whole network; its key is :func:`line_name` of ``name``.
 
     The chain is one of :func:`in_weight_dtype`. With ``hold`` gradients are held, and applied after a second
-    micro-batch; otherwise the backward pass applies them.
+    micro-batch; otherwise the backward pass applies them. ``heap`` is what of freed memory training keeps.
     """
 
     def batch_of(batch: int, where: str) -> tuple[Tensor, Tensor]:
@@ -162,6 +169,7 @@ def network_probe(
         kernels=name,
         shared=name == PLAIN_PROBE,
         longest_seconds=LONGEST_STEP_SECONDS,
+        heap=heap,
         headroom=partial(_expected_headroom, workload, held, heap_hole_bytes(workload, len(parameters))),
     )
 
@@ -229,7 +237,9 @@ def batch_settings(
         absent = (state, state)
     base = profile.base_bytes + _beside_steps(workload, profile)
     held, whole = (step_headroom(budget, base, reserved_bytes(each, passing)) for each in absent)
-    return choose_batch(lines, probe, held, workload, accumulate=accumulate, whole=whole)
+    norms = not profile.units or any(unit.tracks for unit in profile.units)
+    fewest = (FEWEST_NORM_IMAGES if norms else 1) if holds else None
+    return choose_batch(lines, probe, held, workload, accumulate=accumulate, whole=whole, fewest=fewest)
 
 
 def network_cost(profile: Profile, probe: str, workload: Workload, micro: MicroBatching) -> Cost:

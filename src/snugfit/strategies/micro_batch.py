@@ -14,6 +14,9 @@ from snugfit._core.workload import Workload
 VALIDATION_SHARE = 0.3
 """Seconds of a forward pass over those of a training step."""
 
+NEARLY_AS_FAST = 1.1
+"""Ratio of its time to that of the fastest up to which a larger micro-batch is chosen."""
+
 S = TypeVar("S", bound="MicroBatching")
 
 
@@ -134,11 +137,15 @@ def choose_batch(
     *,
     accumulate: bool,
     whole: float | None = None,
+    fewest: int | None = None,
 ) -> MicroBatching | None:
     """The whole batch if it fits, else accumulation to it, else the largest batch that fits without accumulation.
 
     Accumulation divides the batch into as few micro-batches as fit, whose sizes differ by at most one image.
     ``headroom`` is infinite without a budget; ``whole`` is that of a step without accumulation, if it is another.
+
+    With ``fewest`` it is divided into more micro-batches if these are faster, because they leave room for freed memory:
+    none gets fewer images for that. If it is more than one, because norms need them, a batch that fits is not divided.
 
     Returns:
         The settings; None if not even one image fits.
@@ -146,12 +153,28 @@ def choose_batch(
     batch = workload.effective_batch
     largest = _largest(lines.get(probe), headroom if whole is None else whole, batch)
     held = lines.get(line_name(probe, hold=True))
-    if accumulate and held is not None and largest < batch:
-        for size in reversed(largest_parts(batch)[:-1]):
-            found = MicroBatching(size, -(-batch // size))
-            if batch // found.micro_batches >= held.smallest_batch and found.step_bytes(held, workload) <= headroom:
-                return found
-    return MicroBatching(largest, accumulate=accumulate) if largest else None
+    found = [MicroBatching(batch, accumulate=accumulate)] if largest == batch else []
+    divides = fewest == 1 or not found
+    if accumulate and held is not None and divides:
+        sizes = reversed(largest_parts(batch)[:-1])
+        parted = (MicroBatching(size, -(-batch // size)) for size in sizes)
+        found += [each for each in parted if _fits(each, held, headroom, workload)]
+    least = batch if fewest is None else fewest
+    found = found[:1] + [each for each in found[1:] if batch // each.micro_batches >= least]
+    if not found:
+        return MicroBatching(largest, accumulate=accumulate) if largest else None
+
+    def image_seconds(each: MicroBatching) -> float:
+        return each.seconds(lines[each.line(probe)]) / each.micro_batch
+
+    most = NEARLY_AS_FAST * min(map(image_seconds, found))
+    return next(each for each in found if image_seconds(each) <= most)
+
+
+def _fits(micro: MicroBatching, held: ProbeLine, headroom: float, workload: Workload) -> bool:
+    """Whether micro-batches, the smallest of them, too, can train and fit by the line of held gradients."""
+    smallest = workload.effective_batch // micro.micro_batches
+    return smallest >= held.smallest_batch and micro.step_bytes(held, workload) <= headroom
 
 
 def _largest(line: ProbeLine | None, headroom: float, limit: int) -> int:

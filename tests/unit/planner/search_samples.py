@@ -80,7 +80,7 @@ def searched(
     )
     events = [] if told is None else told
     measuring = MeasurementContext(meter or Still(), Still(), lambda *event: events.append(event), new_meter=new_meter)
-    asked = {name: more.pop(name) for name in ("compares", "fresh", "profile_seconds") if name in more}
+    asked = {name: more.pop(name) for name in ("compares", "fresh", "profile_seconds", "free_bytes") if name in more}
     question = PlanningInput(workload or WORKLOAD, chain, HARDWARE, budget, aim, **asked)
     return search(question, StrategySelection(strategies, **more), measuring, runs)
 

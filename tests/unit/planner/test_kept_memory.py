@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from search_samples import made_up, searched
 
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
@@ -72,35 +73,64 @@ def test_another_malloc_keeps_nothing(monkeypatch):
     assert planned().choice.predicted.phases == (TRAINS,)
 
 
-def profile(base=50 * MB, steps=None):
+def profile(steps=None, heap="layers"):
     points = (ProbePoint(2, 10 * MB, 1.0, 0.25), ProbePoint(8, 40 * MB, 4.0, 2.0), ProbePoint(16, 80 * MB, 8.0, 4.0))
-    line = replace(fit_line("network", points), bounds=(ProbePoint(32, 170 * MB, 16.0),))
+    line = replace(fit_line("network", points), heap=heap)
     tensors = None if steps is None else TensorProfile(16, (), steps)
-    return Profile((), {"network": line}, base_bytes=base, tensors=tensors)
+    return Profile((), {"network": line}, base_bytes=50 * MB, tensors=tensors)
+
+
+def kept(measured, budget, free=4000 * MB):
+    return with_kept_seconds(measured, Budget(budget), free)
 
 
 def test_where_there_is_room_steps_save_the_time_for_mapping_memory():
-    line = with_kept_seconds(profile(), Budget(None), 4000 * MB).lines["network"]
+    line, measured = (found.lines["network"] for found in (kept(profile(), None), profile()))
     assert [line.seconds_at(batch) for batch in (2, 8, 16)] == [0.75, 2.0, 4.0]
-    fitted = fit_line("network", [ProbePoint(2, 1, 0.75), ProbePoint(8, 1, 2.0), ProbePoint(16, 1, 4.0)])
-    assert line.seconds_at(12) == pytest.approx(fitted.seconds_at(12))
-    assert line.bounds[0].seconds == pytest.approx(fitted.seconds_at(32))
-    assert line.bytes_at(12) == profile().lines["network"].bytes_at(12)
+    for batch in (1, 12, 32):
+        mapping = fit_line("m", [ProbePoint(2, 1, 0.25), ProbePoint(8, 1, 2.0), ProbePoint(16, 1, 4.0)]).seconds_at(
+            batch
+        )
+        assert line.seconds_at(batch) == pytest.approx(max(measured.seconds_at(batch) - mapping, 0.0))
+    assert line.bytes_at(12) == measured.bytes_at(12)
 
 
 def test_a_full_budget_saves_none_of_it_and_one_with_some_room_a_part():
     """A peak of 130 MB at 16 images, of which 13 MB are half of what saves all."""
     tight, some = 131 * MB, int((130 * 1.1 * MB + KERNEL_BYTES) / (1 - LEFT_SHARE))
-    assert with_kept_seconds(profile(), Budget(tight), 4000 * MB).lines["network"].seconds_at(16) == 8.0
-    found = with_kept_seconds(profile(), Budget(some), 4000 * MB).lines["network"]
+    assert kept(profile(), tight).lines["network"].seconds_at(16) == 8.0
+    found = kept(profile(), some).lines["network"]
     assert found.seconds_at(16) == pytest.approx(6.0, abs=0.01) and found.seconds_at(8) == 2.0
-    assert with_kept_seconds(profile(), Budget(None), 0).lines["network"].seconds_at(16) == 8.0
+    assert found.seconds_at(32) == pytest.approx(profile().lines["network"].seconds_at(32)), "170 MB have no room"
+    assert kept(profile(), None, free=0).lines["network"].seconds_at(16) == 8.0
+
+
+@pytest.mark.parametrize(("heap", "room", "seconds"), [("steps", 1.6, 8.0), ("steps", 1.8, 4.0), ("nothing", 9.0, 8.0)])
+def test_what_keeps_less_saves_less(heap, room, seconds):
+    """Without layers to check, memory is kept only with room for all growth; files stay mapped or are read again."""
+    found = kept(profile(heap=heap), int((130 * room * MB + KERNEL_BYTES) / (1 - LEFT_SHARE)))
+    assert found.lines["network"].seconds_at(16) == seconds
 
 
 def test_whole_steps_save_the_same_share():
     steps = StepSeconds(16, 10.0, 8.0, 2.0, mapping_share=0.5)
-    found = with_kept_seconds(profile(steps=steps), Budget(None), 4000 * MB).tensors.steps
-    assert (found.stock, found.full, found.head) == (5.0, 4.0, 1.0)
+    once = kept(profile(steps=steps), None)
+    assert once.tensors.steps == StepSeconds(16, 5.0, 4.0, 1.0) == kept(once, None).tensors.steps
+
+
+@pytest.mark.parametrize(("aim", "room"), [("time", 50 * MB), ("memory", 0)])
+def test_strategies_propose_by_the_seconds_of_training(aim, room):
+    """Half of the free memory is room, unless memory is the aim; the process that trains knows it, too."""
+    strategy, rooms = made_up("backprop", [(10 * MB, 3.0, 0)]), []
+    propose = type(strategy).propose
+
+    def observed(self, workload, profile, hardware, budget):
+        rooms.append(profile.lines["backprop-probe"].room_bytes)
+        return propose(self, workload, profile, hardware, budget)
+
+    type(strategy).propose = observed
+    found = searched(strategy, aim=aim, free_bytes=100 * MB, budget=Budget(None))
+    assert set(rooms) == {room} == {found.profile.lines["backprop-probe"].room_bytes}
 
 
 def test_a_run_needs_and_is_warned_of_what_it_cannot_do_without():

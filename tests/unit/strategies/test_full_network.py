@@ -19,6 +19,7 @@ from snugfit._core.budget import Budget
 from snugfit._core.plan import Shortfall
 from snugfit._core.profile import ProbePoint
 from snugfit._training.network import NetworkTrainer
+from snugfit.memory import fit_line
 from snugfit.memory.tensors import tensor_peak_bytes
 from snugfit.strategies.backprop.strategy import Backprop
 from snugfit.strategies.full_network import batch_settings, network_cost, network_shortfall
@@ -43,7 +44,7 @@ from snugfit.strategies.recomputation.schedule import Schedule
 def settings(budget, plain=(10 * MB, MB), holding=(20 * MB, MB), accumulate=True, smallest=1, base=0, **changes):
     lines = {"network": line(*plain, smallest=smallest)}
     if holding:
-        lines["network:accumulate"] = line(*holding, smallest=smallest)
+        lines["network:accumulate"] = line(*holding, seconds=0.02, smallest=smallest)
     found = batch_settings(
         workload(**changes), profile(lines, base=base), Budget(budget), "network", accumulate=accumulate
     )
@@ -143,6 +144,24 @@ def test_without_accumulation_the_largest_batch_is_taken():
 
 def test_memory_in_use_before_counts():
     assert settings(budget_for(74 * MB + 2), base=30 * MB) == (22, 3, True)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "tracks", "size"), [(64, False, 5), (64, True, 8), (20, False, 5), (20, True, 20), (6, True, 6)]
+)
+def test_smaller_micro_batches_where_they_leave_room_for_freed_memory(batch_size, tracks, size):
+    """Half of a step is for mapping memory: 5 images save all of it, 8 a third and 16 nothing.
+
+    Batch norms get no fewer than 8 images for that, and a batch that fits is not divided.
+    """
+    lines = {}
+    for name, passes in (("network", 1), ("network:accumulate", 2)):
+        points = [ProbePoint(each, (20 + each) * MB, 0.01 * passes * each, 0.005 * passes * each) for each in (2, 64)]
+        lines[name] = replace(fit_line(name, points), room_bytes=30 * MB)
+    found = replace(profile(lines), units=(replace(facts(), tracks=tracks),))
+    work = workload(batch_size=batch_size)
+    made = batch_settings(work, found, Budget(budget_for(43 * MB)), "network", accumulate=True)
+    assert made.micro_batch == size and made.images(work) == batch_size
 
 
 def test_no_more_images_than_there_are():

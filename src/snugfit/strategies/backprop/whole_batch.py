@@ -96,7 +96,7 @@ def whole_batch_probe(workload: Workload, chain: Chain, hardware: Hardware) -> P
         trainer.whole = workload.effective_batch
         return trainer
 
-    probe = network_probe(WHOLE_BATCH_PROBE, chain, workload, hardware.device, make, hold=False)
+    probe = network_probe(WHOLE_BATCH_PROBE, chain, workload, hardware.device, make, hold=False, heap="steps")
     limit = workload.effective_batch
     return replace(probe, sizes=largest_parts(limit), needed=partial(may_not_fit, PLAIN_PROBE, limit))
 

@@ -11,6 +11,7 @@ from torch import nn
 from snugfit._chain import Chain
 from snugfit._core.hardware import Hardware
 from snugfit._core.options import CacheDtype
+from snugfit._core.profile import HeapUse
 from snugfit._core.registry import strategy_class
 from snugfit._core.workload import Workload
 from snugfit.local.assignment import Layout
@@ -94,9 +95,10 @@ def module_probe(
     name, loss = module_probe_name([unit.name for unit in units], schedule), layout.make_loss(index)
     same = f"{module.input_shape} {describe(module.module)}\n{describe(loss)}" + (f"\n{schedule}" if schedule else "")
     partial = partial_gradient_bytes(workload, hardware.device, module.module, loss)
-    return Probe(
-        name, build, floor, limit, kept_bytes=kept_bytes(layout, index, workload), same=same, partial_bytes=partial
-    )
+    kept = kept_bytes(layout, index, workload)
+    weighted = [each for each in module.module.modules() if isinstance(each, (nn.Conv2d, nn.Linear))]
+    heap: HeapUse = "layers" if len(weighted) > 1 else "steps"  # one layer takes most of a step
+    return Probe(name, build, floor, limit, kept_bytes=kept, same=same, partial_bytes=partial, heap=heap)
 
 
 def kept_bytes(layout: Layout, index: int, workload: Workload) -> int:

@@ -14,7 +14,7 @@ from snugfit._chain import Chain
 from snugfit._core.budget import Budget
 from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Cost, Shortfall
-from snugfit._core.profile import Profile
+from snugfit._core.profile import HeapUse, Profile
 from snugfit._core.record import Record
 from snugfit._core.workload import Workload
 from snugfit._training.run import Run
@@ -92,8 +92,11 @@ class Checkpoint(MicroBatching):
         probes: dict[tuple[int, bool], Probe] = {}
         for index, candidate in enumerate(candidates):
             make = _trainer_factory(candidate.schedule, make_pages)
+            name = candidate.probe
+            heap: HeapUse = "nothing" if candidate.schedule.paged else "layers"
             for hold in hold_modes(self.accumulate):
-                probes[index, hold] = network_probe(candidate.probe, chain, workload, hardware.device, make, hold=hold)
+                probe = network_probe(name, chain, workload, hardware.device, make, hold=hold, heap=heap)
+                probes[index, hold] = probe
         left = FIRST_GROWTH + 2 * probes[0, False].growth_bytes  # at two batch sizes
         images, norms = workload.train_count * workload.epochs, any(unit.tracks for unit in stats)
         judge = MeasurementFilter(candidates, workload, self.accumulate, left, images, norms)

@@ -110,7 +110,8 @@ class ElasticProbes:
             weights = sum(unit.weight_bytes for unit in self.chain.all_units)
             return weights + max(self._unit_floor(unit, chunk) for unit in self.chain.all_units)
 
-        return Probe(IMPORTANCE, build, floor, min(batch, self.workload.train_count), layers=weight_layers(self.chain))
+        most, layers = min(batch, self.workload.train_count), weight_layers(self.chain)
+        return Probe(IMPORTANCE, build, floor, most, layers=layers, heap="nothing")
 
     def _unit_floor(self, unit: Unit, chunk: int) -> int:
         """Tensor bytes of a unit's part of the pass without weights: feature maps and gradients, then new state."""

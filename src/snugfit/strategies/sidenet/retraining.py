@@ -140,7 +140,7 @@ def retraining_probe(retraining: Retraining, chain: Chain, workload: Workload, d
         return tensor_peak_bytes(forward, [module, inputs])
 
     layers, sizes = weight_layers(chain), divisors(STEP_IMAGES)
-    return Probe(RETRAIN, build, floor, STEP_IMAGES, sizes=sizes, layers=layers, network=PREFIX)
+    return Probe(RETRAIN, build, floor, STEP_IMAGES, sizes=sizes, layers=layers, network=PREFIX, heap="nothing")
 
 
 def retrain_phase(line: ProbeLine, headroom: float, resident_bytes: int, images: int, epochs: int) -> Phase | None:

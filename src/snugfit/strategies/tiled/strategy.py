@@ -90,7 +90,7 @@ class Tiled(TiledSettings):
             for hold in hold_modes(self.accumulate):
                 needed = partial(_is_needed, tuple(faster), key if hold else None, limit)
                 make = self._make_trainer(plan)
-                probe = network_probe(key, chain, workload, hardware.device, make, hold=hold)
+                probe = network_probe(key, chain, workload, hardware.device, make, hold=hold, heap="steps")
                 # mapped pages grow in the first step
                 found.append(replace(probe, needed=needed, warm_up=plan.scratch > 0))
             faster.append(key)
