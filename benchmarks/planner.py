@@ -180,7 +180,7 @@ def _timed_plan(settings: Settings, options: Options, extra: list[str]) -> Cell:
 
 def _start_up(options: Options) -> Cell:
     """Seconds until a plan could begin: both processes start, and the second one imports torch and takes a baseline."""
-    prepare = f"from snugfit import api; api.prepare_process({options.threads})"
+    prepare = f"import snugfit; snugfit.prepare_process({options.threads})"
     started = time.perf_counter()
     subprocess.run([sys.executable, "-m", "snugfit", "--version"], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     subprocess.run([sys.executable, "-c", prepare], check=True, cwd=ROOT)
