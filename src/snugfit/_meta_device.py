@@ -1,8 +1,8 @@
 """Cached results of operators on the meta device, because torch computes shapes there in Python, 0.2 ms per operator.
 
 A network is analysed many times before it runs once: at several batch sizes, with several strategies. The same
-operators meet the same shapes again, in its identical layers, and nothing depends on values
-there. Outputs of operators for which torch takes longest, batch norms above all, are made here.
+operators meet the same shapes again, in its identical layers, and nothing depends on values there. Outputs of operators
+for which torch takes longest, batch norms above all, are made here.
 """
 
 from __future__ import annotations

@@ -13,8 +13,17 @@ FULL_GROWTH = 0.2
 WHOLE_GROWTH = 0.7
 """The same where memory is kept only with room for all growth; see ``snugfit.memory.freed_memory``."""
 HeapUse = Literal["layers", "steps", "nothing"]
-"""What of freed memory training keeps: as far as there is room before each layer; only with room for all growth, where
-a step calls no layers or one takes most of it; or nothing, or what a step maps are files."""
+"""How much freed memory the heap keeps in training. ``layers``: as much as leaves room for the next layer. ``steps``:
+all of it if there is room, else none, because a step calls no layers or one layer takes most of it. ``nothing``: none,
+or the step maps files."""
+
+
+def saved_share(heap: HeapUse, room_bytes: int, peak_bytes: int) -> float:
+    """Share of a step's time for mapping memory that training saves, if the peak may grow to ``room_bytes``."""
+    growth = room_bytes / max(peak_bytes, 1) - 1
+    if heap == "nothing":
+        return 0.0
+    return float(growth >= WHOLE_GROWTH) if heap == "steps" else min(max(growth / FULL_GROWTH, 0.0), 1.0)
 
 
 @dataclass(frozen=True)
@@ -166,8 +175,8 @@ class ProbeLine:
         elsewhere: whether another process measured it, so that this one has no kernels of its batch sizes yet.
         bounds: upper bounds at batches above the largest measured one, computed from tensors; in order.
         fixed_mapping, sample_mapping: the line of the seconds for mapping memory.
-        heap: what of freed memory training keeps.
-        room_bytes: up to which a peak may grow by it; 0 if it keeps none.
+        heap: how much freed memory the heap keeps in training.
+        room_bytes: to which a peak may grow for that; 0 if none is kept.
         beside_bytes: memory beside the step.
     """
 
@@ -231,24 +240,18 @@ class ProbeLine:
 
         They are those of training, which saves time for mapping memory where the peak has room to grow.
         """
-        seconds = self.fixed_seconds + self.sample_seconds * batch
-        for point in self.points:
-            if point.batch == batch:
-                seconds = point.seconds
-        return max(seconds - self._saved_share(batch) * self.mapping_at(batch), 0.0)
+        point = self._point(batch)
+        seconds = self.fixed_seconds + self.sample_seconds * batch if point is None else point.seconds
+        saved = saved_share(self.heap, self.room_bytes, self.beside_bytes + self.step_bytes(batch))
+        return max(seconds - saved * self.mapping_at(batch), 0.0)
 
     def mapping_at(self, batch: int) -> float:
         """Expected seconds for mapping memory in a step at ``batch`` samples that finds none."""
-        for point in self.points:
-            if point.batch == batch:
-                return point.mapping_seconds
-        return max(self.fixed_mapping + self.sample_mapping * batch, 0.0)
+        point = self._point(batch)
+        return max(self.fixed_mapping + self.sample_mapping * batch, 0.0) if point is None else point.mapping_seconds
 
-    def _saved_share(self, batch: int) -> float:
-        growth = self.room_bytes / (self.beside_bytes + self.step_bytes(batch)) - 1
-        if self.heap == "nothing":
-            return 0.0
-        return float(growth >= WHOLE_GROWTH) if self.heap == "steps" else min(max(growth / FULL_GROWTH, 0.0), 1.0)
+    def _point(self, batch: int) -> ProbePoint | None:
+        return next((point for point in self.points if point.batch == batch), None)
 
     def largest_batch(self, available_bytes: float, limit: int) -> int:
         """Largest batch up to ``limit`` whose predicted peak is at most ``available_bytes``; 0 if there is none."""

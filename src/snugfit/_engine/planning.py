@@ -130,9 +130,10 @@ def _planned(
     device = choose_device(request.machine.device)
     resting = baseline(request.machine.threads, device)
     memory = memory_at_rest(resting, device)
-    budget = settled_budget(request.budget, memory)
+    budget, free = settled_budget(request.budget, memory), 0 if memory is None else max(memory.headroom_bytes, 0)
     hardware = describe_hardware(device)
     known, runs = measurements(request.machine, hardware), past_runs(request.machine, hardware)
+    limited = None if request.machine.profile_time is None else parse_seconds(request.machine.profile_time)
 
     def emit(event: Event) -> None:
         for subscriber in subscribers:
@@ -148,12 +149,8 @@ def _planned(
             own.check(assembly.workload, device)
             if request.model.weights is not None:
                 check_weights(Path(request.model.weights), assembly.chain)
-            work, compares = assembly.workload, measures != "decisive"
-            seconds = None if request.machine.profile_time is None else parse_seconds(request.machine.profile_time)
-            free = 0 if memory is None else max(memory.headroom_bytes, 0)
-            question = PlanningInput(
-                work, assembly.chain, hardware, budget, request.aim, compares, fresh, seconds, free
-            )
+            work, chain, aim = assembly.workload, assembly.chain, request.aim
+            question = PlanningInput(work, chain, hardware, budget, aim, measures != "decisive", fresh, limited, free)
             meter = make_meter(resting, device)
             apart = on_measured is not None and _measures_apart(budget, device)
             new_meter = partial(make_meter, resting, device) if apart else None

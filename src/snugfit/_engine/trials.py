@@ -96,7 +96,7 @@ def _trial(candidate: Candidate, short: Planned, folder: Path) -> Trial:
     planned = replace(short, plan=own)
     seconds = float(sum(phase.seconds for phase in cost.phases))
     budget, images = plan.budget.memory_bytes, workload.train_count
-    peak = max((each.predicted.peak_bytes for each in own.candidates if each.predicted), default=cost.peak_bytes)
+    peak = (own.candidates[0].predicted or cost).peak_bytes
     trial = Trial(candidate.strategy, images, workload.epochs, budget, peak, seconds)
     request, error = short.assembly.request, None
     try:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from snugfit._core.budget import Budget
 from snugfit._core.explanation import explanation_of, kept_memory_note
 from snugfit._core.plan import Plan
-from snugfit._core.profile import FULL_GROWTH, Profile
+from snugfit._core.profile import Profile, saved_share
 from snugfit.memory.freed_memory import kept_peak, room_bytes
 
 
@@ -47,7 +47,7 @@ def with_kept_seconds(profile: Profile, budget: Budget, free_bytes: int) -> Prof
     tensors, steps = profile.tensors, profile.tensors.steps if profile.tensors else None
     if tensors is not None and steps is not None:
         peak = profile.base_bytes + max((line.step_bytes(steps.batch) for line in lines.values()), default=1)
-        saved = min(max((room / peak - 1) / FULL_GROWTH, 0.0), 1.0)
+        saved = saved_share("layers", room, peak)
         steps = replace(steps.times(1 - saved * steps.mapping_share), mapping_share=0.0)
         tensors = replace(tensors, steps=steps)
     return replace(profile, lines=lines, tensors=tensors)

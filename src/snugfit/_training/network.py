@@ -69,8 +69,8 @@ class NetworkTrainer:
         optimizer: makes the update rule of each parameter, if an optimizer was passed from Python.
 
     Attributes:
-        floor_in_one_pass: whether a step on the meta device leaves gradients of micro-batches to their parameters, and
-            the first step differs from later ones in its optimizer state alone.
+        floor_in_one_pass: whether optimizer state, and gradients that parameters hold, are all that earlier steps and
+            micro-batches leave in memory.
         loss_scale: that of gradients in float16, which are held until all are known to be finite; else None, as on the
             meta device.
     """

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from snugfit._core.profile import WHOLE_GROWTH
 from snugfit.memory.address_space import KERNEL_BYTES
 from snugfit.memory.heap import (
     MMAP_THRESHOLD_BYTES,
@@ -44,7 +45,7 @@ factor counts once a layer has run directly after everything was given back, whe
 COARSE_SHARE = 0.5
 """Share of a step's growth that one layer takes, above which a check before every layer says too little."""
 _BETWEEN = "between steps"
-GROWTH = 1.7
+GROWTH = 1 + WHOLE_GROWTH
 """Most by which keeping freed memory may raise a peak. Without a bound it raised most by 1.0 to 1.2, and SmallConv's,
 whose feature maps all have one size, by 1.58."""
 LOOP_GROWTH = 1.9

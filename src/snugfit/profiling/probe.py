@@ -77,7 +77,7 @@ class Probe:
         warm_up: whether the first step at a batch size does not represent the next ones, however long it is.
         longest_seconds: no step that is expected to take longer is run to refine the line, unless the batch to be used
             is far larger than the largest measured one.
-        heap: what of freed memory training keeps, which saves time for mapping memory.
+        heap: how much freed memory the heap keeps in training, which saves time for mapping memory.
         headroom: bytes that a step in training may take, from those available and those that a new batch size leaves;
             the largest batch is measured where training would use it. All but those of kernels if None.
         needed: whether it is worth measuring, from the lines so far, with None for probes that did not fit, and the

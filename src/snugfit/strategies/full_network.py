@@ -54,7 +54,7 @@ from snugfit.strategies.memory_estimates import (
     with_safety,
 )
 from snugfit.strategies.micro_batch import MicroBatching, choose_batch, hold_modes, line_name, probe_of_line, step_lines
-from snugfit.strategies.step_floor import network_floor
+from snugfit.strategies.step_floor import network_floor, run_step
 
 MakeForward = Callable[[Chain], Forward]
 MakeTrainer = Callable[[Chain, nn.Module, Workload, int], NetworkTrainer]
@@ -120,7 +120,7 @@ def network_probe(
     """The probe of one training step of the whole network; its key is :func:`line_name` of ``name``.
 
     The chain is one of :func:`in_weight_dtype`. With ``hold`` gradients are held, and applied after a second
-    micro-batch; otherwise the backward pass applies them. ``heap`` is what of freed memory training keeps.
+    micro-batch; otherwise the backward pass applies them. ``heap`` is how much freed memory training keeps.
     """
 
     def batch_of(batch: int, where: str) -> tuple[Tensor, Tensor]:
@@ -134,13 +134,7 @@ def network_probe(
 
     def build() -> Callable[[int], object]:
         trainer = make(device)
-
-        def step(batch: int) -> None:
-            trainer.step(*batch_of(batch, device), share=0.5 if hold else 1.0, update=not hold)
-            if hold:
-                trainer.step(*batch_of(batch, device), share=0.5, update=True)
-
-        return step
+        return lambda batch: run_step(trainer, lambda: batch_of(batch, device), hold=hold)
 
     @cache
     def floor(batch: int) -> int:

@@ -144,8 +144,8 @@ def choose_batch(
     Accumulation divides the batch into as few micro-batches as fit, whose sizes differ by at most one image.
     ``headroom`` is infinite without a budget; ``whole`` is that of a step without accumulation, if it is another.
 
-    With ``fewest`` it is divided into more micro-batches if these are faster, because they leave room for freed memory:
-    none gets fewer images for that. If it is more than one, because norms need them, a batch that fits is not divided.
+    With ``fewest`` it is divided into more micro-batches if these are faster, because they leave room for freed memory,
+    each of at least so many images. If that is more than one, for the sake of norms, a batch that fits is not divided.
 
     Returns:
         The settings; None if not even one image fits.
@@ -154,8 +154,7 @@ def choose_batch(
     largest = _largest(lines.get(probe), headroom if whole is None else whole, batch)
     held = lines.get(line_name(probe, hold=True))
     found = [MicroBatching(batch, accumulate=accumulate)] if largest == batch else []
-    divides = fewest == 1 or not found
-    if accumulate and held is not None and divides:
+    if accumulate and held is not None and (fewest == 1 or not found):
         sizes = reversed(largest_parts(batch)[:-1])
         parted = (MicroBatching(size, -(-batch // size)) for size in sizes)
         found += [each for each in parted if _fits(each, held, headroom, workload)]

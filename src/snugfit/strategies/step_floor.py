@@ -15,16 +15,17 @@ MakeBatch = Callable[[], tuple[Tensor, Tensor]]
 """Makes inputs and labels (B, ...)."""
 
 
+def run_step(trainer: NetworkTrainer, batch: MakeBatch, *, hold: bool) -> None:
+    """One step of a whole network; with ``hold`` of two micro-batches, whose gradients are held."""
+    for last in (False, True) if hold else (True,):
+        trainer.step(*batch(), 0.5 if hold else 1.0, last)
+
+
 def network_floor(trainer: NetworkTrainer, batch: MakeBatch, *, hold: bool) -> int:
     """Peak tensor bytes of a later step of a whole network on the meta device; see :func:`step_floor`."""
     if trainer.floor_in_one_pass:
         return step_floor(trainer, [trainer.optimizers], batch, hold=hold)
-
-    def step() -> None:
-        for last in (False, True) if hold else (True,):
-            trainer.step(*batch(), 0.5 if hold else 1.0, last)
-
-    return tensor_peak_bytes(step, trainer.modules, repeats=2)
+    return tensor_peak_bytes(lambda: run_step(trainer, batch, hold=hold), trainer.modules, repeats=2)
 
 
 def step_floor(
