@@ -13,14 +13,17 @@ from benchmarks.store import markdown, mb, middle, number, percent
 TIGHT = 1.15
 """Target: predicted over measured peak, in 95 % of the cells."""
 KEPT = ("strategy", "model", "budget", "enforced", "predicted", "measured", "accuracy", "settings", "overhead_seconds")
-PHASE = ("name", "batch_size", "predicted_peak_bytes", "measured_peak_bytes", "predicted_seconds", "seconds", "steps")
+PHASE = (
+    *("name", "batch_size", "steps", "predicted_seconds", "seconds"),
+    *("predicted_peak_bytes", "predicted_kept_bytes", "measured_peak_bytes"),
+)
 CHECKED = ("backprop", "checkpoint", "blockwise")
 """Strategies of which every refusal must be confirmed."""
 
 
 def slim_record(record: Cell) -> Cell:
     """What the tables need of a record."""
-    phases = [{key: phase[key] for key in PHASE} for phase in record["phases"]]
+    phases = [{key: phase[key] for key in PHASE if key in phase} for phase in record["phases"]]
     return {**{key: record[key] for key in KEPT}, "phases": phases}
 
 
