@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from numbers import Real
@@ -31,7 +31,7 @@ from snugfit._training.losses import Loss, require_mean
 from snugfit._training.run import TRIM_SECONDS
 from snugfit.errors import MEMORY_ERRORS, BudgetExceededError, ModelError, UsageError, is_out_of_memory
 from snugfit.memory import MemoryLimit, PeakMeter, make_meter, release_memory, trim_heap
-from snugfit.memory.freed_memory import FreedMemory, fillable_bytes
+from snugfit.memory.freed_memory import FreedMemory, fillable_bytes, is_ample
 from snugfit.profiling import META_PASS_BYTES
 from snugfit.strategies.recomputation.schedule import Schedule, parse_schedule
 
@@ -146,7 +146,8 @@ class FitStep:
         self._steps = self._measured = 0
         self._closed = False
         self._freed = FreedMemory(meter, limit)
-        self._freed.begin(fillable_bytes(plan.predicted_bytes) if plan.kept_bytes else 0)
+        peak, kept = plan.predicted_bytes, plan.kept_bytes
+        self._freed.begin(fillable_bytes(peak) if kept else 0, ample=is_ample(peak, kept))
         self._trimmed_at = time.perf_counter()
 
     def __call__(self, images: Tensor | SeveralInputs, targets: Tensor) -> Tensor:
@@ -318,7 +319,7 @@ def fit(
         release_memory()
         meter.restart()
         try:
-            with step._freed.kept(steps=True):
+            with closing(step._freed), step._freed.kept(steps=True):
                 yield step
         finally:
             step._close()

@@ -242,7 +242,7 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
             run.emit(RunStarted(*started, resumed))
             if warning := replace(plan, memory=memory).machine_warning:
                 run.emit(Notice(warning))
-            with by_flag(plan):
+            with contextlib.closing(run.freed), by_flag(plan):
                 data = assembly.training_data(_placement(device, plan), _decoded_file(run))
                 record = strategy.fit(assembly.chain, data, run)
         structure = config_of(name).structure(record)

@@ -36,7 +36,7 @@ from snugfit._training.own_parts import OwnParts, factor_of
 from snugfit._training.stopping import StopFlag
 from snugfit.errors import CheckpointError, DivergedError
 from snugfit.memory import MemoryLimit, PeakMeter, release_memory, trim_heap
-from snugfit.memory.freed_memory import FreedMemory, fillable_bytes
+from snugfit.memory.freed_memory import FreedMemory, fillable_bytes, is_ample
 
 CHECKPOINT_SECONDS = 120.0
 """Longest time between two checkpoints within an epoch."""
@@ -281,7 +281,8 @@ class Run:
         release_memory()  # what loading the weights has left in the heap
         self.meter.restart()
         size, peak = phase.batch_size, phase.peak_bytes
-        self.freed.begin(self._allowed_peak(phase))
+        allowed = self._allowed_peak(phase)
+        self.freed.begin(allowed, ample=allowed == fillable_bytes(peak) and is_ample(peak, phase.kept_bytes))
         self.emit(PhaseStarted(phase.name, index, count, phase.units, size, epochs, steps, peak, first_epoch))
 
     def _allowed_peak(self, phase: Phase) -> int:
@@ -319,6 +320,7 @@ class Run:
         position.phase += 1
         position.start_epoch(0)
         position.phase_seconds, position.phase_peak_bytes, position.phase_tensor_bytes = 0.0, 0, 0
+        self.freed.close()
         release_memory()  # what a device's allocator has reserved would count to the next phase
         self.meter.restart()
 

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import torch
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
+_MAPPED_BLOCKS = 65536
+"""Most blocks that glibc maps by themselves at a time, by default."""
 _IS_MAPPED = 2
 """Bit of the size that glibc writes before a block: the block is a mapping of its own."""
 _LARGEST_HELD_BYTES = 2**28
@@ -64,6 +66,13 @@ def set_thresholds(mmap_bytes: int, trim_bytes: int | None = None) -> bool:
         return False
     settings = ((_M_MMAP_THRESHOLD, mmap_bytes), (_M_TRIM_THRESHOLD, trim_bytes or mmap_bytes))
     return all([libc.mallopt(option, value) == 1 for option, value in settings])
+
+
+def map_large_blocks(maps: bool) -> None:
+    """Whether blocks above the threshold are mapped by themselves; otherwise the heap serves them, and keeps them."""
+    libc = _libc()
+    if libc is not None:
+        libc.mallopt(_M_MMAP_MAX, _MAPPED_BLOCKS if maps else 0)
 
 
 def trim_heap() -> None:

@@ -29,6 +29,7 @@ from snugfit._upstream import to_channels_last
 from snugfit.memory.deferred_imports import defer_imports
 from snugfit.memory.device import release_devices
 from snugfit.memory.heap import set_allocator, trim_heap
+from snugfit.memory.huge_pages import allow_huge_pages
 
 _STATUS = Path("/proc/self/status")
 _STATM_BYTES = 128
@@ -158,6 +159,7 @@ def prepare_process(threads: int | None = None, waiting: int | None = None) -> B
     threads = checked("threads", Workers | None, threads)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KERNELS_KEPT))
     set_allocator()
+    allow_huge_pages(False)
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
     threading.stack_size(_THREAD_STACK_BYTES)
     if threads is not None:

@@ -145,7 +145,8 @@ def choose_batch(
     ``headroom`` is infinite without a budget; ``whole`` is that of a step without accumulation, if it is another.
 
     With ``fewest`` it is divided into more micro-batches if these are faster, because they leave room for freed memory,
-    each of at least so many images. If that is more than one, for the sake of norms, a batch that fits is not divided.
+    each of at least so many images, or on average of two thirds of the most that fit. If that is more than one, for the
+    sake of norms, a batch that fits is not divided.
 
     Returns:
         The settings; None if not even one image fits.
@@ -158,8 +159,11 @@ def choose_batch(
         sizes = reversed(largest_parts(batch)[:-1])
         parted = (MicroBatching(size, -(-batch // size)) for size in sizes)
         found += [each for each in parted if _fits(each, held, headroom, workload)]
-    least = batch if fewest is None else fewest
-    found = found[:1] + [each for each in found[1:] if batch // each.micro_batches >= least]
+    if fewest is None:
+        found = found[:1]
+    elif found:
+        parts = max(batch // fewest, int(1.5 * batch / found[0].micro_batch))
+        found = [each for each in found if each.micro_batches <= parts or each is found[0]]
     if not found:
         return MicroBatching(largest, accumulate=accumulate) if largest else None
 

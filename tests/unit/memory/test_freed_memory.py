@@ -18,6 +18,7 @@ from snugfit.memory.freed_memory import (
     OBSERVED_STEPS,
     UNSEEN_MARGIN,
     FreedMemory,
+    is_ample,
     kept_peak,
 )
 from snugfit.memory.heap import MMAP_THRESHOLD_BYTES
@@ -41,6 +42,8 @@ class Told:
         }.items():
             monkeypatch.setattr(freed_memory, name, done)
         monkeypatch.setattr(freed_memory, "set_thresholds", lambda *told: self.calls.append((*told, None)[:2]))
+        for name in ("map_large_blocks", "allow_huge_pages"):
+            monkeypatch.setattr(freed_memory, name, lambda allowed, name=name: self.calls.append((name, allowed)))
         monkeypatch.setattr(freed_memory, "sets_thresholds", lambda: True)
         monkeypatch.setattr(freed_memory, "quick_readings", self.readings)
 
@@ -71,9 +74,9 @@ def told(monkeypatch):
     return Told(monkeypatch)
 
 
-def begun(told, allowed=1000 * MB):
+def begun(told, allowed=1000 * MB, ample=False):
     freed = FreedMemory(told, MemoryLimit(None, Baseline(0, 0), torch.device("cpu")))
-    freed.begin(allowed)
+    freed.begin(allowed, ample=ample)
     return freed
 
 
@@ -204,6 +207,65 @@ def test_passes_keep_only_what_steps_have_shown(told):
             step(freed, told, MB)
     with freed.kept():
         assert freed.keeps
+
+
+KEPT_AMPLY = ["use", ALL, ("map_large_blocks", False), ("allow_huge_pages", True)]
+RETURNED_AMPLY = [("allow_huge_pages", False), ("map_large_blocks", True), NOTHING, "hold"]
+
+
+def test_with_ample_room_memory_stays_from_the_second_step_to_the_end_of_the_phase(told):
+    freed = begun(told, ample=True)
+    assert told.calls == [("allow_huge_pages", True)]
+    with freed.kept(steps=True):
+        step(freed, told, MB)
+        assert freed.keeps and told.calls[1:] == KEPT_AMPLY
+        told.calls.clear()
+        freed.give_back()
+        freed.pause()
+    assert told.calls == [] and freed.keeps, "neither a checkpoint nor the end of an epoch gives anything back"
+    with freed.kept():
+        assert told.calls == KEPT_AMPLY
+    freed.close()
+    assert told.calls == [*KEPT_AMPLY, *RETURNED_AMPLY] and not freed.keeps
+    told.calls.clear()
+    freed.close()
+    assert told.calls == []
+    with freed.kept():
+        assert told.calls == ["use", ALL], "passes after the phase keep memory as long as they last"
+    assert told.calls == ["use", ALL, NOTHING, "hold"]
+
+
+@pytest.mark.parametrize(("now", "stays"), [(90, True), (91, False)])
+def test_memory_goes_back_between_passes_if_a_tenth_of_the_allowed_peak_is_not_free(told, now, stays):
+    freed = begun(told, 100 * MB, ample=True)
+    with freed.kept(steps=True):
+        step(freed, told, MB)
+        told.now, told.free = now * MB, 50 * MB
+        told.calls.clear()
+    assert told.calls == ([] if stays else RETURNED_AMPLY)
+    assert freed.keeps == stays
+    with freed.kept(steps=True):
+        assert freed.keeps
+
+
+@pytest.mark.parametrize("end", [FreedMemory.give_up, FreedMemory.close, lambda freed: freed.begin(1000 * MB)])
+def test_whatever_ends_ample_room_gives_all_back(told, end):
+    freed = begun(told, ample=True)
+    with freed.kept(steps=True):
+        step(freed, told, MB)
+    told.calls.clear()
+    end(freed)
+    assert told.calls == RETURNED_AMPLY and not freed.keeps
+
+
+def test_a_phase_without_steps_leaves_no_huge_pages(told):
+    begun(told, ample=True).close()
+    assert told.calls == [("allow_huge_pages", True), ("allow_huge_pages", False)]
+
+
+@pytest.mark.parametrize(("peak", "kept", "ample"), [(140, 40, True), (139, 39, False), (100, 0, False)])
+def test_room_is_ample_for_a_growth_of_two_fifths(peak, kept, ample):
+    assert is_ample(peak, kept) == ample
 
 
 def test_observing_leaves_the_peak_of_the_meter(told):
@@ -365,6 +427,48 @@ def test_steps_find_their_memory_mapped(fresh_process):
     found = fresh_process(steps_of_one_mebibyte)["steps_of_one_mebibyte"]
     assert found["without"] > 10 * found["kept"]
     assert found["during"] > 15 * 2**20 > 2**21 > found["after"]
+
+
+def epochs_with_ample_room():
+    """Faults of the first step of an epoch, whether there are huge pages before, in and after a phase, what stays."""
+    import ctypes
+    import resource
+
+    import torch
+
+    from snugfit.memory import MemoryLimit, make_meter, prepare_process, read_status
+    from snugfit.memory.freed_memory import FreedMemory
+
+    def epoch():
+        with freed.kept(steps=True):
+            for _ in range(3):
+                for size in (2**18, 10 * 2**20):
+                    torch.ones(size)
+                freed.after_step()
+
+    def has_huge_pages():
+        return ctypes.CDLL(None).prctl(42, 0, 0, 0, 0) == 0  # PR_GET_THP_DISABLE
+
+    baseline, device = prepare_process(1), torch.device("cpu")
+    resting, freed = read_status().anon, FreedMemory(make_meter(baseline, device), MemoryLimit(None, baseline, device))
+    huge = [has_huge_pages()]
+    freed.begin(10**9, ample=True)
+    huge.append(has_huge_pages())
+    epoch()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    epoch()
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    freed.close()
+    huge.append(has_huge_pages())
+    return {"faults": faults, "huge": huge, "after": read_status().anon - resting}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the thresholds are glibc's")
+def test_with_ample_room_an_epoch_finds_its_memory_mapped(fresh_process):
+    """Blocks of 40 MiB too, of which 10240 pages would be mapped again."""
+    found = fresh_process(epochs_with_ample_room)["epochs_with_ample_room"]
+    assert found["faults"] < 1000 and found["after"] < 2**21
+    assert found["huge"] == [False, True, False]
 
 
 def more_than_a_gibibyte():
