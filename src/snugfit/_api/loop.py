@@ -31,7 +31,7 @@ from snugfit._training.losses import Loss, require_mean
 from snugfit._training.run import TRIM_SECONDS
 from snugfit.errors import MEMORY_ERRORS, BudgetExceededError, ModelError, UsageError, is_out_of_memory
 from snugfit.memory import MemoryLimit, PeakMeter, make_meter, release_memory, trim_heap
-from snugfit.memory.freed_memory import FreedMemory, fillable_bytes, is_ample
+from snugfit.memory.freed_memory import FreedMemory, fillable_bytes
 from snugfit.profiling import META_PASS_BYTES
 from snugfit.strategies.recomputation.schedule import Schedule, parse_schedule
 
@@ -146,8 +146,7 @@ class FitStep:
         self._steps = self._measured = 0
         self._closed = False
         self._freed = FreedMemory(meter, limit)
-        peak, kept = plan.predicted_bytes, plan.kept_bytes
-        self._freed.begin(fillable_bytes(peak) if kept else 0, ample=is_ample(peak, kept))
+        self._freed.begin(fillable_bytes(plan.predicted_bytes) if plan.kept_bytes else 0, plan.kept_bytes)
         self._trimmed_at = time.perf_counter()
 
     def __call__(self, images: Tensor | SeveralInputs, targets: Tensor) -> Tensor:
@@ -316,13 +315,14 @@ def fit(
     with MemoryLimit(int(parse_bytes(chosen.memory)), resting, device) as limit:
         with planning(chosen.batch_size, limit):
             step = _planned(model, loss_function, example, chosen, limit, meter)
-        release_memory()
-        meter.restart()
-        try:
-            with closing(step._freed), step._freed.kept(steps=True):
-                yield step
-        finally:
-            step._close()
+        with closing(step._freed):
+            release_memory()
+            meter.restart()
+            try:
+                with step._freed.kept(steps=True):
+                    yield step
+            finally:
+                step._close()
 
 
 vars(fit)["__signature__"] = with_keywords(fit, {each.name: each.default for each in fields(LoopOptions)})

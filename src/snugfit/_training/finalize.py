@@ -110,12 +110,13 @@ def _score(forward: Callable[[Tensor], Tensor], source: BatchSource, run: Run, s
 def metered(batches: Iterator[tuple[Tensor, Tensor]], run: Run) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches (B, ...), with a memory reading before each, because the system may drop mapped weights.
 
-    After the last one freed memory goes back to the system: scores of many images may take more than a step.
+    After the last one freed memory goes back to the system, unless room is ample and there are no own metrics: scores
+    of many images may take more than a step.
     """
     for batch in batches:
         run.tick()
         yield batch
-    run.freed.pause()
+    run.freed.pause(always=bool(run.own.metrics))
 
 
 def _accuracies(evaluation: FinalEvaluation, workload: Workload) -> dict[str, float | None]:

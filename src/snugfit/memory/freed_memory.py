@@ -6,7 +6,7 @@ amount that differs from run to run. So before every layer, forward and backward
 what the layer takes, and where there is not, everything that is free goes back to the system at once.
 
 Where there is ample room, memory is kept between passes and epochs too, large blocks as well, and the system may use
-huge pages. Steps are then 2 to 12 % faster than with glibc's defaults.
+huge pages. Steps are then 2 to 12 % faster than with glibc's defaults. With some room tensors alone have huge pages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from snugfit.memory.heap import (
     sets_thresholds,
     trim_free_pages,
 )
-from snugfit.memory.huge_pages import allow_huge_pages
+from snugfit.memory.huge_pages import allow_huge_pages, are_for_large_tensors
 from snugfit.memory.limit import MemoryLimit
 from snugfit.memory.meter import PeakMeter
 from snugfit.memory.process import has_proc, quick_readings
@@ -41,10 +41,12 @@ KEEP_ALL_BYTES = -1
 """glibc's trim threshold with which the end of the heap never goes back."""
 KEPT_BLOCK_BYTES = MMAP_THRESHOLD_BYTES << 9
 """Freed blocks of fewer bytes are kept: 32 MiB, the most that glibc allows while larger ones are mapped."""
-OBSERVED_STEPS = 2
-"""Steps at the beginning of a phase that keep nothing, and show what every layer takes; the first generates kernels."""
-AMPLE_GROWTH, AMPLE_STEPS = 0.4, 1
-"""Growth of a peak for which ample room is needed, and the steps that are observed then. Peaks grew by 1.02 to 1.27."""
+OBSERVED_STEPS = 1
+"""Steps at the beginning of a phase that keep nothing, and show what every layer takes."""
+AMPLE_GROWTH = 0.4
+"""Growth of a peak for which ample room is needed. Peaks grew by 1.02 to 1.27."""
+HUGE_PAGE_ROOM_BYTES, HUGE_PAGE_BYTES = 16_000_000, 6_000_000
+"""Growth of a peak for which huge pages need room where it is not ample, and what of it they may take."""
 SPARE_SHARE = 0.1
 """Share of the allowed peak that is free where memory is kept between passes: checkpoints and scores take some."""
 MARGIN, UNSEEN_MARGIN, MARGIN_BYTES = 1.25, 4.0, 1_000_000
@@ -100,13 +102,13 @@ class FreedMemory:
     peak until the next layer. From then on freed memory is kept. What a layer frees on its way is then kept, too, so
     that it may take more than was seen. Layers are leaf modules that torch calls, in the thread that keeps memory.
 
-    In a phase with ample room one step is observed, and from then on freed memory is kept to the end of the phase.
+    In a phase with ample room freed memory is kept from the second step to the end.
     """
 
     def __init__(self, meter: PeakMeter, limit: MemoryLimit) -> None:
         self._meter, self._limit = meter, limit
         self._allowed_bytes, self._steps, self._active, self._paused = 0, 0, False, False
-        self._is_ample, self._observed = False, OBSERVED_STEPS
+        self._is_ample = self._has_huge_pages = False
         self._needs, self._first_needs = dict[object, int](), dict[object, int]()
         self._bare = set[object]()
         self._peak_bytes = self._least_bytes = 0
@@ -115,15 +117,18 @@ class FreedMemory:
         self._before_bytes = 0
         self._read: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
-    def begin(self, allowed_bytes: int, *, ample: bool = False) -> None:
+    def begin(self, allowed_bytes: int, kept_bytes: int = 0) -> None:
         """Begin a phase whose peak is to stay below ``allowed_bytes``; 0 keeps nothing.
 
-        If that is ``ample``, :meth:`close` ends the phase.
+        So many ``kept_bytes`` of it are more than the phase needs. :meth:`close` ends it.
         """
         self.close()
-        self._is_ample, self._observed = ample, AMPLE_STEPS if ample else OBSERVED_STEPS
-        if ample:
+        self._is_ample = is_ample(allowed_bytes, kept_bytes)
+        some = allowed_bytes > kept_bytes >= HUGE_PAGE_ROOM_BYTES
+        self._has_huge_pages = self._is_ample or (some and are_for_large_tensors())
+        if self._has_huge_pages:
             allow_huge_pages(True)
+            allowed_bytes -= 0 if self._is_ample else HUGE_PAGE_BYTES
         self._allowed_bytes, self._steps = allowed_bytes, 0
         self._needs, self._first_needs, self._bare = {}, {}, set()
         self._peak_bytes, self._least_bytes = 0, allowed_bytes
@@ -132,7 +137,7 @@ class FreedMemory:
     def keeps(self) -> bool:
         """Whether the heap may keep freed memory now, so that it should not be trimmed."""
         active = self._active or (self._is_ample and not self._paused)
-        return active and self._allowed_bytes > 0 and self._steps >= self._observed
+        return active and self._allowed_bytes > 0 and self._steps >= OBSERVED_STEPS
 
     @contextmanager
     def kept(self, *, steps: bool = False) -> Iterator[None]:
@@ -140,7 +145,7 @@ class FreedMemory:
 
         With ample room it stays. Passes keep nothing before layers were observed in steps.
         """
-        observed = self._steps >= self._observed
+        observed = self._steps >= OBSERVED_STEPS
         if not self._allowed_bytes or not (sets_thresholds() and has_proc() and (steps or observed)):
             yield
             return
@@ -155,8 +160,8 @@ class FreedMemory:
             with quick_readings() as self._read:
                 self._active, self._paused = True, False
                 self._layer, self._before_bytes = _BETWEEN, self._growth()
-                self._keep()
                 try:
+                    self._keep()
                     yield
                 finally:
                     self.pause()
@@ -171,7 +176,7 @@ class FreedMemory:
             return
         self.between_steps()
         self._steps += 1
-        if self._steps == self._observed:
+        if self._steps == OBSERVED_STEPS:
             if self._is_coarse():
                 self._allowed_bytes = 0
             self._keep()
@@ -181,31 +186,34 @@ class FreedMemory:
         self._before(_BETWEEN)
 
     def give_back(self) -> None:
-        """Return everything that is free to the system without ample room; what is freed afterwards is kept again."""
+        """Return everything that is free to the system, unless it may stay; what is freed afterwards is kept again."""
         if self.keeps and not self._may_stay():
             self._give_back()
 
-    def pause(self) -> None:
-        """Return everything that is free to the system without ample room, and keep nothing until the next layer."""
-        if self.keeps and not self._may_stay():
+    def pause(self, *, always: bool = False) -> None:
+        """Return everything that is free to the system, unless it may stay, and keep nothing until the next layer."""
+        if self.keeps and (always or not self._may_stay()):
             self._pause()
 
     def give_up(self) -> None:
         """Keep nothing for the rest of the phase."""
+        self.pause(always=True)
         self.close()
-        self.pause()
         self._allowed_bytes = 0
 
     def close(self) -> None:
-        """Return everything that is free to the system; from then on room is no longer ample."""
-        if self._is_ample and self.keeps:
-            self._pause()
-        elif self._is_ample:
+        """Return everything that is free to the system, and allow no huge pages; from then on room is not ample."""
+        if self._is_ample and not self._paused:
+            self.pause(always=True)
+        if self._has_huge_pages:
             allow_huge_pages(False)
-        self._is_ample = False
+        self._is_ample = self._has_huge_pages = False
 
     def _may_stay(self) -> bool:
-        return self._is_ample and not self._paused and self._growth() <= (1 - SPARE_SHARE) * self._allowed_bytes
+        """Whether room is ample, and a part of it still free."""
+        if not (self._is_ample and self._active) or self._paused:
+            return False
+        return self._growth() <= (1 - SPARE_SHARE) * self._allowed_bytes
 
     def _is_coarse(self) -> bool:
         """Whether one layer takes most of a step, as where a strategy calls no layers, and not all growth has room."""
@@ -219,6 +227,7 @@ class FreedMemory:
             set_thresholds(KEPT_BLOCK_BYTES, KEEP_ALL_BYTES)
             if self._is_ample:
                 map_large_blocks(False)
+            if self._has_huge_pages:
                 allow_huge_pages(True)
             self._paused = False
 
@@ -230,9 +239,8 @@ class FreedMemory:
             self._limit.refresh()
 
     def _pause(self) -> None:
-        if self._is_ample:
-            allow_huge_pages(False)
-            map_large_blocks(True)
+        if self._has_huge_pages:
+            allow_huge_pages(False)  # the first bytes of blocks that are held would each make one resident
         set_thresholds(MMAP_THRESHOLD_BYTES)
         hold_free_blocks()
         self._limit.refresh()

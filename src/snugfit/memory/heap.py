@@ -47,6 +47,7 @@ def set_allocator() -> bool:
     libc = _libc()
     if libc is None or not set_thresholds(MMAP_THRESHOLD_BYTES):
         return False
+    map_large_blocks(True)
     hold_free_blocks()
     return bool(libc.mallopt(_M_ARENA_MAX, 1) == 1)
 
@@ -96,8 +97,10 @@ def hold_free_blocks() -> None:
     One small block that lives at its end keeps a heap from shrinking. glibc serves a tensor from such a heap before it
     maps one, and what is freed there stays resident: peaks were up to 24 MB above those of a new process, and 8 MB
     above the predicted ones. The held blocks themselves are not resident. Call it only with the thresholds of
-    :func:`set_allocator`: with glibc's own, which grow, the search for free blocks would raise them.
+    :func:`set_allocator`: with glibc's own, which grow, the search for free blocks would raise them. Large blocks are
+    mapped from then on, or the heap would grow until none is refused.
     """
+    map_large_blocks(True)
     free_held_blocks()
     trim_heap()
     libc, size = _libc(), _LARGEST_HELD_BYTES

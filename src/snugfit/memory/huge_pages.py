@@ -10,14 +10,24 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from pathlib import Path
 
+_ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _PR_SET_THP_DISABLE = 41
+
+
+def are_for_large_tensors() -> bool:
+    """Whether huge pages must be asked for, so that tensors of at least 2 MiB alone would be in some."""
+    try:
+        return "[madvise]" in _ENABLED.read_text(encoding="ascii")
+    except OSError:
+        return False
 
 
 def allow_huge_pages(allowed: bool) -> None:
     """Whether memory of this process that is touched from now on may be in huge pages; no effect but on Linux.
 
-    Processes that it forks begin with the same.
+    Processes that it starts begin with the same.
     """
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, int(not allowed), 0, 0, 0)

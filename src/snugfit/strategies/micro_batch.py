@@ -145,8 +145,8 @@ def choose_batch(
     ``headroom`` is infinite without a budget; ``whole`` is that of a step without accumulation, if it is another.
 
     With ``fewest`` it is divided into more micro-batches if these are faster, because they leave room for freed memory,
-    each of at least so many images, or on average of two thirds of the most that fit. If that is more than one, for the
-    sake of norms, a batch that fits is not divided.
+    each of at least so many images; if no more fit, on average of two thirds of those that do. If ``fewest`` is more
+    than one, for the sake of norms, a batch that fits is not divided.
 
     Returns:
         The settings; None if not even one image fits.
@@ -162,7 +162,8 @@ def choose_batch(
     if fewest is None:
         found = found[:1]
     elif found:
-        parts = max(batch // fewest, int(1.5 * batch / found[0].micro_batch))
+        many = batch // found[0].micro_batches >= fewest
+        parts = batch // fewest if many else int(1.5 * batch / found[0].micro_batch)
         found = [each for each in found if each.micro_batches <= parts or each is found[0]]
     if not found:
         return MicroBatching(largest, accumulate=accumulate) if largest else None

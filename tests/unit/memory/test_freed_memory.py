@@ -44,6 +44,7 @@ class Told:
         monkeypatch.setattr(freed_memory, "set_thresholds", lambda *told: self.calls.append((*told, None)[:2]))
         for name in ("map_large_blocks", "allow_huge_pages"):
             monkeypatch.setattr(freed_memory, name, lambda allowed, name=name: self.calls.append((name, allowed)))
+        monkeypatch.setattr(freed_memory, "are_for_large_tensors", lambda: True)
         monkeypatch.setattr(freed_memory, "sets_thresholds", lambda: True)
         monkeypatch.setattr(freed_memory, "quick_readings", self.readings)
 
@@ -74,9 +75,9 @@ def told(monkeypatch):
     return Told(monkeypatch)
 
 
-def begun(told, allowed=1000 * MB, ample=False):
+def begun(told, allowed=1000 * MB, kept=0):
     freed = FreedMemory(told, MemoryLimit(None, Baseline(0, 0), torch.device("cpu")))
-    freed.begin(allowed, ample=ample)
+    freed.begin(allowed, kept)
     return freed
 
 
@@ -209,13 +210,14 @@ def test_passes_keep_only_what_steps_have_shown(told):
         assert freed.keeps
 
 
-KEPT_AMPLY = ["use", ALL, ("map_large_blocks", False), ("allow_huge_pages", True)]
-RETURNED_AMPLY = [("allow_huge_pages", False), ("map_large_blocks", True), NOTHING, "hold"]
+HUGE, SMALL = ("allow_huge_pages", True), ("allow_huge_pages", False)
+KEPT_AMPLY = ["use", ALL, ("map_large_blocks", False), HUGE]
+RETURNED_AMPLY = [SMALL, NOTHING, "hold"]
 
 
 def test_with_ample_room_memory_stays_from_the_second_step_to_the_end_of_the_phase(told):
-    freed = begun(told, ample=True)
-    assert told.calls == [("allow_huge_pages", True)]
+    freed = begun(told, kept=400 * MB)
+    assert told.calls == [HUGE]
     with freed.kept(steps=True):
         step(freed, told, MB)
         assert freed.keeps and told.calls[1:] == KEPT_AMPLY
@@ -226,7 +228,7 @@ def test_with_ample_room_memory_stays_from_the_second_step_to_the_end_of_the_pha
     with freed.kept():
         assert told.calls == KEPT_AMPLY
     freed.close()
-    assert told.calls == [*KEPT_AMPLY, *RETURNED_AMPLY] and not freed.keeps
+    assert told.calls == [*KEPT_AMPLY, *RETURNED_AMPLY, SMALL] and not freed.keeps
     told.calls.clear()
     freed.close()
     assert told.calls == []
@@ -237,7 +239,7 @@ def test_with_ample_room_memory_stays_from_the_second_step_to_the_end_of_the_pha
 
 @pytest.mark.parametrize(("now", "stays"), [(90, True), (91, False)])
 def test_memory_goes_back_between_passes_if_a_tenth_of_the_allowed_peak_is_not_free(told, now, stays):
-    freed = begun(told, 100 * MB, ample=True)
+    freed = begun(told, 100 * MB, 40 * MB)
     with freed.kept(steps=True):
         step(freed, told, MB)
         told.now, told.free = now * MB, 50 * MB
@@ -248,19 +250,63 @@ def test_memory_goes_back_between_passes_if_a_tenth_of_the_allowed_peak_is_not_f
         assert freed.keeps
 
 
+def test_outside_of_passes_memory_goes_back_even_with_ample_room(told):
+    """Nothing reads there what the process has grown by."""
+    freed = begun(told, kept=400 * MB)
+    with freed.kept(steps=True):
+        step(freed, told, MB)
+    told.calls.clear()
+    freed.pause()
+    assert told.calls == RETURNED_AMPLY and not freed.keeps
+    with freed.kept(steps=True):
+        told.calls.clear()
+        freed.pause(always=True)
+        assert told.calls == RETURNED_AMPLY
+
+
 @pytest.mark.parametrize("end", [FreedMemory.give_up, FreedMemory.close, lambda freed: freed.begin(1000 * MB)])
 def test_whatever_ends_ample_room_gives_all_back(told, end):
-    freed = begun(told, ample=True)
+    freed = begun(told, kept=400 * MB)
     with freed.kept(steps=True):
         step(freed, told, MB)
     told.calls.clear()
     end(freed)
-    assert told.calls == RETURNED_AMPLY and not freed.keeps
+    assert told.calls == [*RETURNED_AMPLY, SMALL] and not freed.keeps
 
 
-def test_a_phase_without_steps_leaves_no_huge_pages(told):
-    begun(told, ample=True).close()
-    assert told.calls == [("allow_huge_pages", True), ("allow_huge_pages", False)]
+def test_with_some_room_large_tensors_may_have_huge_pages_but_not_while_memory_is_given_back(told):
+    freed = begun(told, 100 * MB, 16 * MB)
+    with freed.kept(steps=True):
+        step(freed, told, MB)
+        assert told.calls == [HUGE, "use", ALL, HUGE]
+        told.calls.clear()
+        told.now = 94 * MB
+        FIRST(torch.ones(1))
+        assert told.calls == ["trim", SMALL, NOTHING, "hold"], "they have taken 6 MB of what is allowed"
+        told.now = 0
+        FIRST(torch.ones(1))
+        told.calls.clear()
+    assert told.calls == [SMALL, NOTHING, "hold"]
+    freed.close()
+    assert told.calls[3:] == [SMALL]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "kept", "asked", "huge"),
+    [
+        (100, 15, True, False),
+        (100, 16, True, True),
+        (100, 16, False, False),
+        (100, 40, False, True),
+        (0, 16, True, False),
+    ],
+)
+def test_huge_pages_need_room_and_are_for_tensors_alone_where_it_is_not_ample(
+    told, allowed, kept, asked, huge, monkeypatch
+):
+    monkeypatch.setattr(freed_memory, "are_for_large_tensors", lambda: asked)
+    begun(told, allowed * MB, kept * MB).close()
+    assert told.calls == ([HUGE, SMALL] if huge else [])
 
 
 @pytest.mark.parametrize(("peak", "kept", "ample"), [(140, 40, True), (139, 39, False), (100, 0, False)])
@@ -274,6 +320,8 @@ def test_observing_leaves_the_peak_of_the_meter(told):
     with freed.kept(steps=True):
         step(freed, told, 10 * MB)
     assert told.peak_bytes == 50 * MB
+    told.now = 0
+    freed.begin(1000 * MB)
     with freed.kept(steps=True):
         step(freed, told, 30 * MB)
     assert told.peak_bytes == 60 * MB
@@ -452,7 +500,7 @@ def epochs_with_ample_room():
     baseline, device = prepare_process(1), torch.device("cpu")
     resting, freed = read_status().anon, FreedMemory(make_meter(baseline, device), MemoryLimit(None, baseline, device))
     huge = [has_huge_pages()]
-    freed.begin(10**9, ample=True)
+    freed.begin(10**9, 4 * 10**8)
     huge.append(has_huge_pages())
     epoch()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -469,6 +517,24 @@ def test_with_ample_room_an_epoch_finds_its_memory_mapped(fresh_process):
     found = fresh_process(epochs_with_ample_room)["epochs_with_ample_room"]
     assert found["faults"] < 1000 and found["after"] < 2**21
     assert found["huge"] == [False, True, False]
+
+
+def blocks_held_while_none_is_mapped():
+    """Bytes by which the heap grows where free blocks are held although large blocks were not mapped."""
+    from snugfit.memory import prepare_process, read_status
+    from snugfit.memory.heap import hold_free_blocks, map_large_blocks
+
+    prepare_process(1)
+    before = read_status().data
+    map_large_blocks(False)
+    hold_free_blocks()
+    return {"grown": read_status().data - before}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the thresholds are glibc's")
+def test_holding_free_blocks_makes_none(fresh_process):
+    """It ends where a block is mapped: the heap would grow until an allocation fails."""
+    assert fresh_process(blocks_held_while_none_is_mapped)["blocks_held_while_none_is_mapped"]["grown"] < 2**20
 
 
 def more_than_a_gibibyte():

@@ -150,7 +150,7 @@ def test_memory_in_use_before_counts():
     ("batch_size", "tracks", "budget", "room", "size"),
     [
         (64, False, 43, 30, 5), (64, True, 43, 30, 8), (20, False, 43, 30, 5), (20, True, 43, 30, 20),
-        (6, True, 43, 30, 6), (12, True, 26.5, 30, 4), (12, True, 24.5, 25, 3),
+        (6, True, 43, 30, 6), (12, True, 26.5, 30, 4), (12, True, 24.5, 25, 3), (16, True, 28.5, 30, 8),
     ],
 )  # fmt: skip
 def test_smaller_micro_batches_where_they_leave_room_for_freed_memory(batch_size, tracks, budget, room, size):
