@@ -12,6 +12,7 @@ huge pages. Steps are then 2 to 12 % faster than with glibc's defaults. With som
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ from snugfit.memory.heap import (
 from snugfit.memory.huge_pages import allow_huge_pages, are_for_large_tensors
 from snugfit.memory.limit import MemoryLimit
 from snugfit.memory.meter import PeakMeter
-from snugfit.memory.process import has_proc, quick_readings
+from snugfit.memory.process import PAGE_BYTES, has_proc, quick_readings
 
 KEEP_ALL_BYTES = -1
 """glibc's trim threshold with which the end of the heap never goes back."""
@@ -51,8 +52,9 @@ SPARE_SHARE = 0.1
 """Share of the allowed peak that is free where memory is kept between passes: checkpoints and scores take some."""
 MARGIN, UNSEEN_MARGIN, MARGIN_BYTES = 1.25, 4.0, 1_000_000
 """Factor and summand to the most that a layer took while freed memory was kept, and the factor to the most before. What
-a layer frees on its way stays, so that it may take more then: 12.4 MB instead of 3.5 in a layer of VGG-16. The first
-factor counts once a layer has run directly after everything was given back, when no hole could serve it."""
+a layer frees on its way stays, so that it may take more then: 12.4 MB instead of 3.5 in a layer of VGG-16, but no more
+than all pages that it touched while nothing was kept. The first factor counts once a layer has run directly after
+everything was given back, when no hole could serve it."""
 COARSE_SHARE = 0.5
 """Share of a step's growth that one layer takes, above which a check before every layer says too little."""
 _BETWEEN = "between steps"
@@ -109,8 +111,9 @@ class FreedMemory:
         self._meter, self._limit = meter, limit
         self._allowed_bytes, self._steps, self._active, self._paused = 0, 0, False, False
         self._is_ample = self._has_huge_pages = False
-        self._needs, self._first_needs = dict[object, int](), dict[object, int]()
+        self._needs, self._first_needs, self._touched = dict[object, int](), dict[object, int](), dict[object, int]()
         self._bare = set[object]()
+        self._faults = 0
         self._peak_bytes = self._least_bytes = 0
         self._layer: object = _BETWEEN
         self._is_bare, self._owner = False, (0, 0)
@@ -126,11 +129,12 @@ class FreedMemory:
         self._is_ample = is_ample(allowed_bytes, kept_bytes)
         some = allowed_bytes > kept_bytes >= HUGE_PAGE_ROOM_BYTES
         self._has_huge_pages = self._is_ample or (some and are_for_large_tensors())
-        if self._has_huge_pages:
+        if self._is_ample:
             allow_huge_pages(True)
-            allowed_bytes -= 0 if self._is_ample else HUGE_PAGE_BYTES
+        elif self._has_huge_pages:
+            allowed_bytes -= HUGE_PAGE_BYTES
         self._allowed_bytes, self._steps = allowed_bytes, 0
-        self._needs, self._first_needs, self._bare = {}, {}, set()
+        self._needs, self._first_needs, self._touched, self._bare = {}, {}, {}, set()
         self._peak_bytes, self._least_bytes = 0, allowed_bytes
 
     @property
@@ -159,7 +163,7 @@ class FreedMemory:
         try:
             with quick_readings() as self._read:
                 self._active, self._paused = True, False
-                self._layer, self._before_bytes = _BETWEEN, self._growth()
+                self._layer, self._before_bytes, self._faults = _BETWEEN, self._growth(), _faults()
                 try:
                     self._keep()
                     yield
@@ -269,6 +273,9 @@ class FreedMemory:
         if not self.keeps:
             self._peak_bytes = max(self._peak_bytes, grown)
             self._least_bytes = min(self._least_bytes, self._before_bytes)
+            faults, self._faults = self._faults, _faults()
+            touched = (self._faults - faults) * PAGE_BYTES
+            self._touched[self._layer] = max(self._touched.get(self._layer, 0), touched)
         grown = self._make_room(grown, self._allowed_bytes - self._need(layer)) if self.keeps else self._growth()
         self._layer, self._before_bytes = layer, grown
 
@@ -294,8 +301,16 @@ class FreedMemory:
         """What a layer takes; the most of all if it was not seen, as in passes through other layers."""
         first = self._first_needs
         least = first[layer] if layer in first else max(first.values(), default=0)
-        factor = MARGIN if layer in self._bare else UNSEEN_MARGIN
-        return int(max(self._needs.get(layer, 0) * MARGIN, least * factor)) + MARGIN_BYTES
+        if layer in self._bare:
+            unseen = 0.0
+        elif self._is_ample:  # huge pages are single faults
+            unseen = least * UNSEEN_MARGIN
+        else:
+            touched = self._touched
+            unseen = min(
+                least * UNSEEN_MARGIN, touched[layer] if layer in touched else max(touched.values(), default=0)
+            )
+        return int(max(self._needs.get(layer, 0) * MARGIN, least * MARGIN, unseen)) + MARGIN_BYTES
 
     def _growth(self) -> int:
         resident, shared = self._read()
@@ -309,3 +324,8 @@ class FreedMemory:
             return meter.mark()
         finally:
             meter.peak_bytes = max(most, meter.peak_bytes)
+
+
+def _faults() -> int:
+    """Pages that the process has touched for the first time."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -33,7 +33,7 @@ from snugfit.memory.huge_pages import allow_huge_pages
 
 _STATUS = Path("/proc/self/status")
 _STATM_BYTES = 128
-_PAGE_BYTES = resource.getpagesize()
+PAGE_BYTES = resource.getpagesize()
 _CLEAR_REFS, _MAPPINGS = Path("/proc/self/clear_refs"), Path("/proc/self/smaps")
 _FIELDS = {"anon": b"RssAnon:", "file": b"RssFile:", "shmem": b"RssShmem:", "data": b"VmData:", "high_water": b"VmHWM:"}
 _STATUS_BYTES = 8192
@@ -105,7 +105,7 @@ def quick_readings() -> Iterator[Callable[[], tuple[int, int]]]:
 
     def read() -> tuple[int, int]:
         _, resident, shared, *_ = os.pread(statm, _STATM_BYTES, 0).split(maxsplit=3)
-        return int(resident) * _PAGE_BYTES, int(shared) * _PAGE_BYTES
+        return int(resident) * PAGE_BYTES, int(shared) * PAGE_BYTES
 
     try:
         yield read

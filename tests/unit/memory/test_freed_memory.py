@@ -22,6 +22,7 @@ from snugfit.memory.freed_memory import (
     kept_peak,
 )
 from snugfit.memory.heap import MMAP_THRESHOLD_BYTES
+from snugfit.memory.process import PAGE_BYTES
 
 MB = 10**6
 NOTHING, ALL = (MMAP_THRESHOLD_BYTES, None), (KEPT_BLOCK_BYTES, KEEP_ALL_BYTES)
@@ -32,7 +33,8 @@ class Told:
     """A process whose private memory is ``now`` bytes above its baseline, of which a trim frees ``free``."""
 
     def __init__(self, monkeypatch):
-        self.now = self.free = 0
+        self.now = self.free = self.faults = 0
+        self.touches = 10**9
         self.calls = []
         self.peak_bytes = self.current_bytes = 0
         for name, done in {
@@ -44,6 +46,7 @@ class Told:
         monkeypatch.setattr(freed_memory, "set_thresholds", lambda *told: self.calls.append((*told, None)[:2]))
         for name in ("map_large_blocks", "allow_huge_pages"):
             monkeypatch.setattr(freed_memory, name, lambda allowed, name=name: self.calls.append((name, allowed)))
+        monkeypatch.setattr(freed_memory, "_faults", self.touch)
         monkeypatch.setattr(freed_memory, "are_for_large_tensors", lambda: True)
         monkeypatch.setattr(freed_memory, "sets_thresholds", lambda: True)
         monkeypatch.setattr(freed_memory, "quick_readings", self.readings)
@@ -51,6 +54,11 @@ class Told:
     @contextmanager
     def readings(self):
         yield lambda: (self.now, 0)
+
+    def touch(self):
+        """Pages that were touched by now: ``touches`` more at every layer."""
+        self.faults += self.touches
+        return self.faults
 
     def hold(self):
         self.calls.append("hold")
@@ -158,6 +166,15 @@ def test_what_a_layer_takes_is_learned_where_no_hole_serves_it(told):
         SECOND(torch.ones(1))
         assert freed._need(id(FIRST)) == MARGIN * 20 * MB + MARGIN_BYTES, "more than it took then"
         assert freed._need(id(SECOND)) == UNSEEN_MARGIN * 10 * MB + MARGIN_BYTES
+
+
+def test_a_layer_takes_no_more_than_it_has_touched_while_nothing_was_kept(told):
+    for touches, need in ((20 * MB, 20 * MB), (9 * MB, MARGIN * 10 * MB), (50 * MB, UNSEEN_MARGIN * 10 * MB)):
+        told.touches = -(-touches // PAGE_BYTES)
+        told.now = 0
+        for freed in keeping(told, 10 * MB):
+            for layer in (id(FIRST), "not seen"):
+                assert need <= freed._need(layer) - MARGIN_BYTES < need + PAGE_BYTES
 
 
 def test_a_layer_without_room_although_all_is_given_back_keeps_nothing_of_what_it_frees(told):
@@ -278,7 +295,7 @@ def test_with_some_room_large_tensors_may_have_huge_pages_but_not_while_memory_i
     freed = begun(told, 100 * MB, 16 * MB)
     with freed.kept(steps=True):
         step(freed, told, MB)
-        assert told.calls == [HUGE, "use", ALL, HUGE]
+        assert told.calls == ["use", ALL, HUGE]
         told.calls.clear()
         told.now = 94 * MB
         FIRST(torch.ones(1))
@@ -305,8 +322,12 @@ def test_huge_pages_need_room_and_are_for_tensors_alone_where_it_is_not_ample(
     told, allowed, kept, asked, huge, monkeypatch
 ):
     monkeypatch.setattr(freed_memory, "are_for_large_tensors", lambda: asked)
-    begun(told, allowed * MB, kept * MB).close()
-    assert told.calls == ([HUGE, SMALL] if huge else [])
+    freed = begun(told, allowed * MB, kept * MB)
+    with freed.kept(steps=True):
+        step(freed, told, MB)
+    assert (HUGE in told.calls) == huge
+    freed.close()
+    assert (told.calls[-1:] == [SMALL]) == huge
 
 
 @pytest.mark.parametrize(("peak", "kept", "ample"), [(140, 40, True), (139, 39, False), (100, 0, False)])
