@@ -181,7 +181,10 @@ class FitStep:
             raise self._exceeded(len(targets))
         self._known.update(sizes)
         self._steps += 1
-        self._freed.after_step()
+        if len(targets) == self.plan.batch_size:  # smaller batches show less than layers may take
+            self._freed.after_step()
+        else:
+            self._freed.between_steps()
         self._measured = max(self._measured, self._meter.mark())
         return loss
 

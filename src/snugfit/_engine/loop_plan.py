@@ -44,6 +44,8 @@ from snugfit.strategies.micro_batch import MicroBatching, hold_modes, line_name,
 from snugfit.strategies.recomputation.module_costs import reasons_against_modules
 from snugfit.strategies.recomputation.schedule import AnySchedule
 
+NAMED_BYTES = 100_000
+"""To multiples of which the smallest budget is rounded up."""
 LOADED_BATCHES = 2
 """Batches that a loader has in memory while it makes the next one of its images, besides the one in use."""
 
@@ -233,10 +235,10 @@ class LoopPlanner:
         for limit in wider_limits(self.limit, least):
             wider = copy.copy(self)
             wider.limit, wider.budget_bytes, wider.leanest = limit, limit.budget_bytes or 0, True
-            profile, most = wider._measured(), wider.budget_bytes // MB
-            needed = bisect_left(range(most + 1), True, key=lambda size: self._fits(profile, size * MB))
-            if needed <= most:
-                return max(needed * MB + DRIFT_BYTES, self.budget_bytes + MB)
+            profile, sizes = wider._measured(), range(0, wider.budget_bytes + 1, NAMED_BYTES)
+            found = bisect_left(sizes, True, key=lambda size: self._fits(profile, size))
+            if found < len(sizes):
+                return max(sizes[found] + DRIFT_BYTES, self.budget_bytes + MB)
         return 0
 
     def _predicted(self, profile: Profile, probe: str, micro: MicroBatching) -> int:

@@ -38,10 +38,15 @@ def is_out_of_patience(run: Run) -> bool:
 
 
 def restore_kept(trainable: Trainable, run: Run) -> None:
-    """After the run's last epoch, load the kept weights, whose file is mapped; optimizer state is dropped."""
+    """After the run's last epoch, load the kept weights, whose file is mapped; optimizer state is dropped.
+
+    Freed memory goes back to the system before that.
+    """
     kept, trained = run.position.kept, run.position.epoch
-    ended = trained >= run.workload.epochs or is_out_of_patience(run)
-    if not ended or kept is None or kept.epoch + 1 == trained:
+    if trained < run.workload.epochs and not is_out_of_patience(run):
+        return
+    run.freed.close()
+    if kept is None or kept.epoch + 1 == trained:
         return
     weights = run.kept_weights.map(kept.epoch)
     trainable.load_state(lambda group: weights if group == "model" else {})

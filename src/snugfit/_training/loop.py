@@ -71,7 +71,6 @@ def train_phase(
         position.start_epoch(epoch + 1)
         run.save(trainable.state())
         stop_if_requested(run)
-    run.freed.close()
     restore_kept(trainable, run)
     return steps
 

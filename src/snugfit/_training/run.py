@@ -36,7 +36,7 @@ from snugfit._training.own_parts import OwnParts, factor_of
 from snugfit._training.stopping import StopFlag
 from snugfit.errors import CheckpointError, DivergedError
 from snugfit.memory import MemoryLimit, PeakMeter, release_memory, trim_heap
-from snugfit.memory.freed_memory import FreedMemory, fillable_bytes
+from snugfit.memory.freed_memory import OBSERVED_STEPS, SCALED_STEPS, FreedMemory, fillable_bytes
 
 CHECKPOINT_SECONDS = 120.0
 """Longest time between two checkpoints within an epoch."""
@@ -282,7 +282,9 @@ class Run:
         self.meter.restart()
         size, peak = phase.batch_size, phase.peak_bytes
         allowed = self._allowed_peak(phase)
-        self.freed.begin(allowed, phase.kept_bytes if allowed == fillable_bytes(peak) else 0)
+        kept = phase.kept_bytes if allowed == fillable_bytes(peak) else 0
+        scaled = self.workload.precision == "float16"
+        self.freed.begin(allowed, kept, SCALED_STEPS if scaled else OBSERVED_STEPS)
         self.emit(PhaseStarted(phase.name, index, count, phase.units, size, epochs, steps, peak, first_epoch))
 
     def _allowed_peak(self, phase: Phase) -> int:

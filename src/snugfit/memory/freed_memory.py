@@ -6,7 +6,7 @@ amount that differs from run to run. So before every layer, forward and backward
 what the layer takes, and where there is not, everything that is free goes back to the system at once.
 
 Where there is ample room, memory is kept between passes and epochs too, large blocks as well, and the system may use
-huge pages. Steps are then 2 to 12 % faster than with glibc's defaults. With some room tensors alone have huge pages.
+huge pages. Steps are then 2 to 12 % faster than with glibc's defaults. With some room large tensors have huge pages.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ KEEP_ALL_BYTES = -1
 """glibc's trim threshold with which the end of the heap never goes back."""
 KEPT_BLOCK_BYTES = MMAP_THRESHOLD_BYTES << 9
 """Freed blocks of fewer bytes are kept: 32 MiB, the most that glibc allows while larger ones are mapped."""
-OBSERVED_STEPS = 1
-"""Steps at the beginning of a phase that keep nothing, and show what every layer takes."""
+OBSERVED_STEPS, SCALED_STEPS = 1, 10
+"""Steps at the beginning of a phase that keep nothing and show what every layer takes. The second is for a scaled loss:
+its first steps may be skipped, so that optimizer state is made later."""
 AMPLE_GROWTH = 0.4
 """Growth of a peak for which ample room is needed. Peaks grew by 1.02 to 1.27."""
 HUGE_PAGE_ROOM_BYTES, HUGE_PAGE_BYTES = 16_000_000, 6_000_000
@@ -100,7 +101,7 @@ def fillable_bytes(peak_bytes: int) -> int:
 class FreedMemory:
     """Lets the heap keep freed memory in a phase, and returns it to the system before a layer that lacks room.
 
-    The first steps of a phase keep nothing and show what every layer takes, forward and backward: the growth of the
+    The first step of a phase keeps nothing and shows what every layer takes, forward and backward: the growth of the
     peak until the next layer. From then on freed memory is kept. What a layer frees on its way is then kept, too, so
     that it may take more than was seen. Layers are leaf modules that torch calls, in the thread that keeps memory.
 
@@ -111,6 +112,7 @@ class FreedMemory:
         self._meter, self._limit = meter, limit
         self._allowed_bytes, self._steps, self._active, self._paused = 0, 0, False, False
         self._is_ample = self._has_huge_pages = False
+        self._observed, self._counts_touched = OBSERVED_STEPS, True
         self._needs, self._first_needs, self._touched = dict[object, int](), dict[object, int](), dict[object, int]()
         self._bare = set[object]()
         self._faults = 0
@@ -120,13 +122,16 @@ class FreedMemory:
         self._before_bytes = 0
         self._read: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
-    def begin(self, allowed_bytes: int, kept_bytes: int = 0) -> None:
-        """Begin a phase whose peak is to stay below ``allowed_bytes``; 0 keeps nothing.
+    def begin(self, allowed_bytes: int, kept_bytes: int = 0, observed: int = OBSERVED_STEPS) -> None:
+        """Begin a phase whose peak is to stay below ``allowed_bytes``, and which :meth:`close` ends; 0 keeps nothing.
 
-        So many ``kept_bytes`` of it are more than the phase needs. :meth:`close` ends it.
+        ``kept_bytes`` of it are more than the phase needs; huge pages take a part of them. The first ``observed`` steps
+        keep nothing.
         """
         self.close()
+        self._observed = observed
         self._is_ample = is_ample(allowed_bytes, kept_bytes)
+        self._counts_touched = not self._is_ample  # a huge page is a single fault
         some = allowed_bytes > kept_bytes >= HUGE_PAGE_ROOM_BYTES
         self._has_huge_pages = self._is_ample or (some and are_for_large_tensors())
         if self._is_ample:
@@ -141,7 +146,7 @@ class FreedMemory:
     def keeps(self) -> bool:
         """Whether the heap may keep freed memory now, so that it should not be trimmed."""
         active = self._active or (self._is_ample and not self._paused)
-        return active and self._allowed_bytes > 0 and self._steps >= OBSERVED_STEPS
+        return active and self._allowed_bytes > 0 and self._steps >= self._observed
 
     @contextmanager
     def kept(self, *, steps: bool = False) -> Iterator[None]:
@@ -149,7 +154,7 @@ class FreedMemory:
 
         With ample room it stays. Passes keep nothing before layers were observed in steps.
         """
-        observed = self._steps >= OBSERVED_STEPS
+        observed = self._steps >= self._observed
         if not self._allowed_bytes or not (sets_thresholds() and has_proc() and (steps or observed)):
             yield
             return
@@ -180,7 +185,7 @@ class FreedMemory:
             return
         self.between_steps()
         self._steps += 1
-        if self._steps == OBSERVED_STEPS:
+        if self._steps == self._observed:
             if self._is_coarse():
                 self._allowed_bytes = 0
             self._keep()
@@ -303,7 +308,7 @@ class FreedMemory:
         least = first[layer] if layer in first else max(first.values(), default=0)
         if layer in self._bare:
             unseen = 0.0
-        elif self._is_ample:  # huge pages are single faults
+        elif not self._counts_touched:
             unseen = least * UNSEEN_MARGIN
         else:
             touched = self._touched

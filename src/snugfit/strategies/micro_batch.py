@@ -145,7 +145,7 @@ def choose_batch(
     ``headroom`` is infinite without a budget; ``whole`` is that of a step without accumulation, if it is another.
 
     With ``fewest`` it is divided into more micro-batches if these are faster, because they leave room for freed memory,
-    each of at least so many images; if no more fit, on average of two thirds of those that do. If ``fewest`` is more
+    each of at least so many images; if fewer fit, on average of two thirds of those that do. If ``fewest`` is more
     than one, for the sake of norms, a batch that fits is not divided.
 
     Returns:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit.memory import Baseline, MemoryLimit, freed_memory
+from snugfit.memory import Baseline, MemoryLimit, freed_memory, huge_pages
 from snugfit.memory.address_space import allow_batch_norm_backward
 from snugfit.memory.freed_memory import (
     KEEP_ALL_BYTES,
@@ -230,6 +230,36 @@ def test_passes_keep_only_what_steps_have_shown(told):
 HUGE, SMALL = ("allow_huge_pages", True), ("allow_huge_pages", False)
 KEPT_AMPLY = ["use", ALL, ("map_large_blocks", False), HUGE]
 RETURNED_AMPLY = [SMALL, NOTHING, "hold"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("always [madvise] never\n", True), ("[always] madvise never\n", False), ("always madvise [never]\n", False)],
+)
+def test_whether_huge_pages_must_be_asked_for_is_read_from_the_system(text, found, tmp_path, monkeypatch):
+    monkeypatch.setattr(huge_pages, "_ENABLED", tmp_path / "enabled")
+    assert not huge_pages.are_for_large_tensors(), "there is no such file"
+    (tmp_path / "enabled").write_text(text)
+    assert huge_pages.are_for_large_tensors() == found
+
+
+def test_more_steps_are_observed_where_the_first_ones_may_be_skipped(told):
+    freed = begun(told)
+    freed.begin(1000 * MB, observed=3)
+    with freed.kept(steps=True):
+        for _ in range(3):
+            assert not freed.keeps
+            step(freed, told, MB)
+        assert freed.keeps
+
+
+def test_pages_touched_in_huge_pages_bound_nothing_even_after_the_phase(told):
+    told.touches = 1
+    freed = begun(told, kept=400 * MB)
+    with freed.kept(steps=True):
+        step(freed, told, MB)
+    freed.close()
+    assert freed._need(id(FIRST)) == UNSEEN_MARGIN * MB + MARGIN_BYTES
 
 
 def test_with_ample_room_memory_stays_from_the_second_step_to_the_end_of_the_phase(told):

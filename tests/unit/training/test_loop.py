@@ -21,8 +21,8 @@ from snugfit.memory import freed_memory
 COSINE = OptimizerSettings(lr=0.5, schedule="cosine")
 
 
-def train(run, trainable, source=None, phase=PHASE, evaluate=lambda: None):
-    return train_phase(trainable, source or Source(), phase, run, evaluate)
+def train(run, trainable, source=None, phase=PHASE, evaluate=lambda: None, span=None):
+    return train_phase(trainable, source or Source(), phase, run, evaluate, span)
 
 
 def of_kind(events, kind):
@@ -298,6 +298,15 @@ def test_a_step_is_observed_before_its_peak_is_read(tmp_path, monkeypatch):
     assert order.count("step") == 5
     for index in (index for index, each in enumerate(order) if each == "trains"):
         assert order[index + 1] == "step"
+
+
+def test_freed_memory_goes_back_after_the_last_epoch_alone(tmp_path, monkeypatch):
+    """A phase may be trained in parts, each of some epochs."""
+    run, closed = make_run(tmp_path, epochs=3), []
+    monkeypatch.setattr(run.freed, "close", lambda: closed.append(run.position.epoch))
+    for first in range(3):
+        train(run, OneWeight(), span=range(first, first + 1))
+    assert closed == [3]
 
 
 KEEPING = dataclasses.replace(PHASE, kept_bytes=50)
