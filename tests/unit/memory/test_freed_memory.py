@@ -564,9 +564,12 @@ def epochs_with_ample_room():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the thresholds are glibc's")
 def test_with_ample_room_an_epoch_finds_its_memory_mapped(fresh_process):
-    """Blocks of 40 MiB too, of which 10240 pages would be mapped again."""
+    """Blocks of 40 MiB too, of which 10240 pages would be mapped again in each of three steps.
+
+    Where a small block divides the hole of one, the heap grows once, in huge pages but for the two ends.
+    """
     found = fresh_process(epochs_with_ample_room)["epochs_with_ample_room"]
-    assert found["faults"] < 1000 and found["after"] < 2**21
+    assert found["faults"] < 10240 / 3 and found["after"] < 2**21
     assert found["huge"] == [False, True, False]
 
 
