@@ -47,6 +47,7 @@ class Told:
         for name in ("map_large_blocks", "allow_huge_pages"):
             monkeypatch.setattr(freed_memory, name, lambda allowed, name=name: self.calls.append((name, allowed)))
         monkeypatch.setattr(freed_memory, "_faults", self.touch)
+        monkeypatch.setattr("snugfit.memory.limit.late_bytes", lambda: 0)  # what other tests have imported
         monkeypatch.setattr(freed_memory, "are_for_large_tensors", lambda: True)
         monkeypatch.setattr(freed_memory, "sets_thresholds", lambda: True)
         monkeypatch.setattr(freed_memory, "quick_readings", self.readings)
