@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from numbers import Real
@@ -257,8 +257,9 @@ class FitStep:
         return FitRecord.of(self.plan, self._limit, self._measured, self._steps)
 
     def _close(self) -> None:
-        """Read the peak for the last time, and remove all hooks and gradients from the model."""
+        """Read the peak for the last time, return freed memory, and remove all hooks and gradients from the model."""
         self._measured = max(self._measured, self._meter.mark())
+        self._freed.close()
         self._closed = True
         self._trainer.optimizers.detach_hooks()
         self._trainer.optimizers.zero_grad()
@@ -318,14 +319,13 @@ def fit(
     with MemoryLimit(int(parse_bytes(chosen.memory)), resting, device) as limit:
         with planning(chosen.batch_size, limit):
             step = _planned(model, loss_function, example, chosen, limit, meter)
-        with closing(step._freed):
+        try:
             release_memory()
             meter.restart()
-            try:
-                with step._freed.kept(steps=True):
-                    yield step
-            finally:
-                step._close()
+            with step._freed.kept(steps=True):
+                yield step
+        finally:
+            step._close()
 
 
 vars(fit)["__signature__"] = with_keywords(fit, {each.name: each.default for each in fields(LoopOptions)})

@@ -6,7 +6,7 @@ amount that differs from run to run. So before every layer, forward and backward
 what the layer takes, and where there is not, everything that is free goes back to the system at once.
 
 Where there is ample room, memory is kept between passes and epochs too, large blocks as well, and the system may use
-huge pages. Steps are then 2 to 12 % faster than with glibc's defaults. With some room large tensors have huge pages.
+huge pages. With less room, large tensors alone may be in huge pages.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OBSERVED_STEPS, SCALED_STEPS = 1, 10
 """Steps at the beginning of a phase that keep nothing and show what every layer takes. The second is for a scaled loss:
 its first steps may be skipped, so that optimizer state is made later."""
 AMPLE_GROWTH = 0.4
-"""Growth of a peak for which ample room is needed. Peaks grew by 1.02 to 1.27."""
+"""Growth of a peak for which ample room is needed."""
 HUGE_PAGE_ROOM_BYTES, HUGE_PAGE_BYTES = 16_000_000, 6_000_000
 """Growth of a peak for which huge pages need room where it is not ample, and what of it they may take."""
 SPARE_SHARE = 0.1
@@ -197,7 +197,7 @@ class FreedMemory:
     def give_back(self) -> None:
         """Return everything that is free to the system, unless it may stay; what is freed afterwards is kept again."""
         if self.keeps and not self._may_stay():
-            self._give_back()
+            (self._pause if self._paused else self._give_back)()
 
     def pause(self, *, always: bool = False) -> None:
         """Return everything that is free to the system, unless it may stay, and keep nothing until the next layer."""
@@ -241,11 +241,8 @@ class FreedMemory:
             self._paused = False
 
     def _give_back(self) -> None:
-        if self._paused:
-            self._pause()
-        else:
-            trim_free_pages()
-            self._limit.refresh()
+        trim_free_pages()
+        self._limit.refresh()
 
     def _pause(self) -> None:
         if self._has_huge_pages:
@@ -304,18 +301,11 @@ class FreedMemory:
 
     def _need(self, layer: object) -> int:
         """What a layer takes; the most of all if it was not seen, as in passes through other layers."""
-        first = self._first_needs
-        least = first[layer] if layer in first else max(first.values(), default=0)
-        if layer in self._bare:
-            unseen = 0.0
-        elif not self._counts_touched:
-            unseen = least * UNSEEN_MARGIN
-        else:
-            touched = self._touched
-            unseen = min(
-                least * UNSEEN_MARGIN, touched[layer] if layer in touched else max(touched.values(), default=0)
-            )
-        return int(max(self._needs.get(layer, 0) * MARGIN, least * MARGIN, unseen)) + MARGIN_BYTES
+        least = _of_layer(self._first_needs, layer)
+        most = 0.0 if layer in self._bare else least * UNSEEN_MARGIN
+        if self._counts_touched:
+            most = min(most, _of_layer(self._touched, layer))
+        return int(max(self._needs.get(layer, 0) * MARGIN, least * MARGIN, most)) + MARGIN_BYTES
 
     def _growth(self) -> int:
         resident, shared = self._read()
@@ -329,6 +319,10 @@ class FreedMemory:
             return meter.mark()
         finally:
             meter.peak_bytes = max(most, meter.peak_bytes)
+
+
+def _of_layer(bytes_of: dict[object, int], layer: object) -> int:
+    return bytes_of[layer] if layer in bytes_of else max(bytes_of.values(), default=0)
 
 
 def _faults() -> int:

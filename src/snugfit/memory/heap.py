@@ -47,7 +47,6 @@ def set_allocator() -> bool:
     libc = _libc()
     if libc is None or not set_thresholds(MMAP_THRESHOLD_BYTES):
         return False
-    map_large_blocks(True)
     hold_free_blocks()
     return bool(libc.mallopt(_M_ARENA_MAX, 1) == 1)
 

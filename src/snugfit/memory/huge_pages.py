@@ -1,9 +1,9 @@
 """Transparent huge pages, of 2 MiB on most machines: fewer page faults, and peaks that are harder to predict.
 
 The first byte that is written in a huge page makes all of it resident. Where the system uses them for all memory
-(``always`` in ``/sys/kernel/mm/transparent_hugepage/enabled``), peaks were up to 4 MB above the predicted ones. So this
-process has none but where a budget has room. Where they must be asked for (``madvise``), torch asks for those of
-tensors of at least 2 MiB if ``THP_MEM_ALLOC_ENABLE`` is set, which the package does.
+(``always`` in ``/sys/kernel/mm/transparent_hugepage/enabled``), peaks exceeded the predicted ones. So this process has
+none but where a budget has room. Where they must be asked for (``madvise``), torch asks for those of tensors of at
+least 2 MiB if ``THP_MEM_ALLOC_ENABLE`` is set, which the package does.
 """
 
 from __future__ import annotations
