@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
+import select
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +146,31 @@ def test_objects_of_an_import_are_never_looked_at_again(tmp_path, monkeypatch):
         assert gc.isenabled()
     finally:
         gc.unfreeze()
+
+
+def test_a_signal_just_before_the_parent_waits_is_handled(monkeypatch):
+    """It comes after Python has last looked for signals, in C: its handler must run although no message comes."""
+    reading, writing = os.pipe()
+    wait, come, seen = select.select, partial(ctypes.CDLL(None)["raise"], signal.SIGUSR1), list[int]()
+
+    def wait_interrupted(*descriptors):
+        if seen or wait([reading], [], [], 0)[0]:
+            return wait(*descriptors)
+        _, found = map(partial.__call__, (come, partial(wait, *descriptors, 5)))
+        assert found[0], "no signal woke it"
+        return found
+
+    def handle(number, frame):
+        seen.append(number)
+        os.write(writing, b"the last")
+        os.close(writing)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    monkeypatch.setattr(select, "select", wait_interrupted)
+    try:
+        lines = child_process.read_lines(reading)
+        os.write(writing, b"one\ntwo\n")
+        assert next(lines) == "one\n"
+        assert list(lines) == ["two\n", "the last"]
+    finally:
+        signal.signal(signal.SIGUSR1, before)

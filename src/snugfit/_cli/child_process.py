@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -106,8 +107,8 @@ def _child(job: dict[str, Any], server: ForkServer | None) -> Iterator[tuple[Chi
     finally:
         os.close(writing)
     try:
-        with os.fdopen(reading, encoding="utf-8") as messages:
-            if isinstance(child, ForkedChild) and (first := messages.readline()):
+        with contextlib.closing(read_lines(reading)) as messages:
+            if isinstance(child, ForkedChild) and (first := next(messages, "")):
                 child.begin(first)
             if child.pid == 0:
                 with _child(job, None) as started:
@@ -120,6 +121,36 @@ def _child(job: dict[str, Any], server: ForkServer | None) -> Iterator[tuple[Chi
             child.wait()
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def read_lines(pipe: int) -> Generator[str, None, None]:
+    """The lines that arrive through a pipe, whose last may lack its end. The pipe is closed at the end.
+
+    It waits for signals, too: Python would call the handler of one that came just before it waited for the pipe alone
+    only when a line had come (PEP 475).
+    """
+    woken, waking = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(waking, False)
+    previous = signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+    rest = b""
+    try:
+        while True:
+            ready, _, _ = select.select([pipe, woken], [], [])
+            if woken in ready:
+                os.read(woken, 512)
+            if pipe not in ready:
+                continue
+            if not (part := os.read(pipe, 2**16)):
+                break
+            *lines, rest = (rest + part).split(b"\n")
+            yield from (line.decode() + "\n" for line in lines)
+        if rest:
+            yield rest.decode()
+    finally:
+        signal.set_wakeup_fd(previous)
+        for descriptor in (pipe, woken, waking):
+            os.close(descriptor)
 
 
 def _forward_signals(child: Child, passed_on: list[int]) -> dict[int, Any]:
