@@ -302,10 +302,11 @@ class FreedMemory:
     def _need(self, layer: object) -> int:
         """What a layer takes; the most of all if it was not seen, as in passes through other layers."""
         least = _of_layer(self._first_needs, layer)
-        most = 0.0 if layer in self._bare else least * UNSEEN_MARGIN
+        seen = max(self._needs.get(layer, 0), least)
+        most = seen * MARGIN if layer in self._bare else max(seen * MARGIN, least * UNSEEN_MARGIN)
         if self._counts_touched:
-            most = min(most, _of_layer(self._touched, layer))
-        return int(max(self._needs.get(layer, 0) * MARGIN, least * MARGIN, most)) + MARGIN_BYTES
+            most = min(most, max(seen, _of_layer(self._touched, layer)))
+        return int(most) + MARGIN_BYTES
 
     def _growth(self) -> int:
         resident, shared = self._read()

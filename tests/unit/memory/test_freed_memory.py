@@ -169,7 +169,7 @@ def test_what_a_layer_takes_is_learned_where_no_hole_serves_it(told):
 
 
 def test_a_layer_takes_no_more_than_it_has_touched_while_nothing_was_kept(told):
-    for touches, need in ((20 * MB, 20 * MB), (9 * MB, MARGIN * 10 * MB), (50 * MB, UNSEEN_MARGIN * 10 * MB)):
+    for touches, need in ((20 * MB, 20 * MB), (9 * MB, 10 * MB), (50 * MB, UNSEEN_MARGIN * 10 * MB)):
         told.touches = -(-touches // PAGE_BYTES)
         told.now = 0
         for freed in keeping(told, 10 * MB):
