@@ -43,15 +43,17 @@ def main(
     python: str = sys.executable,
     options: Options = DEFAULTS,
 ) -> None:
-    """Train every workload in a control group of every size; needs the right to make memory control groups.
+    """Train every workload in a control group of every size.
+
+    Needs the right to make memory control groups, and to drop the cached files of the machine before each run.
 
     Args:
         limits: sizes in MB.
         workloads: which of them.
         weights: ImageNet weights of MobileNetV2 for the photos; random ones by default.
         total: ``--total-memory`` of the runs, such as 248MB; ``auto`` leaves out the files that are mapped.
-        python: interpreter of the runs. Files that another process uses do not count to the group; those of an
-            environment of their own all do.
+        python: interpreter of the runs. Files that another process uses do not count to the group, such as torch's
+            libraries in the environment of this benchmark: give one that nothing else uses.
         options: what every benchmark takes.
     """
     results = ResultFile("boards", options)

@@ -8,6 +8,7 @@ import json
 import os
 import select
 import signal
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -151,26 +152,44 @@ def test_objects_of_an_import_are_never_looked_at_again(tmp_path, monkeypatch):
 def test_a_signal_just_before_the_parent_waits_is_handled(monkeypatch):
     """It comes after Python has last looked for signals, in C: its handler must run although no message comes."""
     reading, writing = os.pipe()
-    wait, come, seen = select.select, partial(ctypes.CDLL(None)["raise"], signal.SIGUSR1), list[int]()
+    come, seen, polls = partial(ctypes.CDLL(None)["raise"], signal.SIGUSR1), list[int](), list[int]()
+    real = select.poll
 
-    def wait_interrupted(*descriptors):
-        if seen or wait([reading], [], [], 0)[0]:
-            return wait(*descriptors)
-        _, found = map(partial.__call__, (come, partial(wait, *descriptors, 5)))
-        assert found[0], "no signal woke it"
-        return found
+    class Interrupted:
+        def __init__(self):
+            self.all, self.pipe = real(), real()
+            self.pipe.register(reading, select.POLLIN)
 
-    def handle(number, frame):
-        seen.append(number)
+        def register(self, descriptor, events):
+            self.all.register(descriptor, events)
+
+        def poll(self):
+            polls.append(1)
+            if seen or self.pipe.poll(0):
+                return self.all.poll()
+            _, found = map(partial.__call__, (come, partial(self.all.poll, 5000)))
+            assert found, "no signal woke it"
+            return found
+
+    def end():
         os.write(writing, b"the last")
         os.close(writing)
 
+    def handle(number, frame):
+        seen.append(number)
+        threading.Timer(0.2, end).start()
+
     before = signal.signal(signal.SIGUSR1, handle)
-    monkeypatch.setattr(select, "select", wait_interrupted)
+    monkeypatch.setattr(select, "poll", Interrupted)
     try:
-        lines = child_process.read_lines(reading)
-        os.write(writing, b"one\ntwo\n")
-        assert next(lines) == "one\n"
-        assert list(lines) == ["two\n", "the last"]
+        with os.fdopen(reading, "rb", buffering=0) as pipe:
+            descriptors = psutil.Process().num_fds()
+            lines = child_process.read_lines(pipe)
+            os.write(writing, b"one\ntwo\n")
+            assert next(lines) == "one\n"
+            assert list(lines) == ["two\n", "the last"]
+        assert len(polls) <= 5, "it waits for the next signal, and not in a loop"
+        assert psutil.Process().num_fds() == descriptors - 2, "of the message's pipe"
+        assert signal.set_wakeup_fd(-1) == -1
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from snugfit._cli.output import FailedError, unreported
 from snugfit._cli.worker_processes import ForkedChild, ForkServer, blocked_signals, start_worker
@@ -107,7 +107,7 @@ def _child(job: dict[str, Any], server: ForkServer | None) -> Iterator[tuple[Chi
     finally:
         os.close(writing)
     try:
-        with contextlib.closing(read_lines(reading)) as messages:
+        with os.fdopen(reading, "rb", buffering=0) as pipe, contextlib.closing(read_lines(pipe)) as messages:
             if isinstance(child, ForkedChild) and (first := next(messages, "")):
                 child.begin(first)
             if child.pid == 0:
@@ -123,34 +123,40 @@ def _child(job: dict[str, Any], server: ForkServer | None) -> Iterator[tuple[Chi
             signal.signal(number, handler)
 
 
-def read_lines(pipe: int) -> Generator[str, None, None]:
-    """The lines that arrive through a pipe, whose last may lack its end. The pipe is closed at the end.
+def read_lines(pipe: BinaryIO) -> Generator[str, None, None]:
+    """The lines that arrive through an unbuffered pipe, whose last may lack its end.
 
-    It waits for signals, too: Python would call the handler of one that came just before it waited for the pipe alone
-    only when a line had come (PEP 475).
+    If it waited for the pipe alone, the handler of a signal that came just before would run only once a line had come
+    (PEP 475).
     """
-    woken, waking = os.pipe()
-    os.set_blocking(woken, False)
-    os.set_blocking(waking, False)
-    previous = signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
-    rest = b""
-    try:
+    rest, waiting = b"", select.poll()
+    with _woken_by_signals() as woken:
+        for each in (pipe.fileno(), woken):
+            waiting.register(each, select.POLLIN)
         while True:
-            ready, _, _ = select.select([pipe, woken], [], [])
+            ready = [descriptor for descriptor, _ in waiting.poll()]
             if woken in ready:
                 os.read(woken, 512)
-            if pipe not in ready:
+            if pipe.fileno() not in ready:
                 continue
-            if not (part := os.read(pipe, 2**16)):
+            if not (part := pipe.read(2**16)):
                 break
             *lines, rest = (rest + part).split(b"\n")
             yield from (line.decode() + "\n" for line in lines)
-        if rest:
-            yield rest.decode()
-    finally:
-        signal.set_wakeup_fd(previous)
-        for descriptor in (pipe, woken, waking):
-            os.close(descriptor)
+    if rest:
+        yield rest.decode()
+
+
+@contextlib.contextmanager
+def _woken_by_signals() -> Iterator[int]:
+    """A pipe that gets a byte with every signal that has a handler."""
+    with contextlib.ExitStack() as stack:
+        woken, waking = os.pipe()
+        for each in (woken, waking):
+            stack.callback(os.close, each)
+            os.set_blocking(each, False)
+        stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(waking, warn_on_full_buffer=False))
+        yield woken
 
 
 def _forward_signals(child: Child, passed_on: list[int]) -> dict[int, Any]:

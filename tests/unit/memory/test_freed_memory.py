@@ -177,6 +177,16 @@ def test_a_layer_takes_no_more_than_it_has_touched_while_nothing_was_kept(told):
                 assert need <= freed._need(layer) - MARGIN_BYTES < need + PAGE_BYTES
 
 
+def test_what_a_layer_has_taken_since_counts_where_it_is_more_than_it_touched(told):
+    told.touches = -(-11 * MB // PAGE_BYTES)
+    for freed in keeping(told, 10 * MB):
+        assert freed._need(id(FIRST)) - MARGIN_BYTES < 11 * MB + PAGE_BYTES, "no quarter is added to 10 MB"
+        FIRST(torch.ones(1))
+        told.now += 15 * MB
+        SECOND(torch.ones(1))
+        assert freed._need(id(FIRST)) == 15 * MB + MARGIN_BYTES
+
+
 def test_a_layer_without_room_although_all_is_given_back_keeps_nothing_of_what_it_frees(told):
     for freed in keeping(told, 10 * MB):
         told.now, told.free = 80 * MB, 5 * MB
