@@ -54,8 +54,8 @@ SPARE_SHARE = 0.1
 MARGIN, UNSEEN_MARGIN, MARGIN_BYTES = 1.25, 4.0, 1_000_000
 """Factor and summand to the most that a layer took while freed memory was kept, and the factor to the most before. What
 a layer frees on its way stays, so that it may take more then: 12.4 MB instead of 3.5 in a layer of VGG-16. The first
-factor counts once a layer has run directly after everything was given back, when no hole could serve it. Whichever
-counts, it is at most the pages that the layer touched while nothing was kept, or what it took since if that is more."""
+factor counts once a layer has run directly after everything was given back, when no hole could serve it. Where
+room is not ample, that is at most what the layer touched while nothing was kept, or took since if that is more."""
 COARSE_SHARE = 0.5
 """Share of a step's growth that one layer takes, above which a check before every layer says too little."""
 _BETWEEN = "between steps"
@@ -196,8 +196,12 @@ class FreedMemory:
 
     def give_back(self) -> None:
         """Return everything that is free to the system, unless it may stay; what is freed afterwards is kept again."""
-        if self.keeps and not self._may_stay():
-            (self._pause if self._paused else self._give_back)()
+        if not self.keeps or self._may_stay():
+            return
+        if self._paused:
+            self._pause()
+        else:
+            self._give_back()
 
     def pause(self, *, always: bool = False) -> None:
         """Return everything that is free to the system, unless it may stay, and keep nothing until the next layer."""
