@@ -1,4 +1,4 @@
-"""The memory that this machine, and the control groups of this process, have for a run."""
+"""What this machine, and the control groups of this process, have for a run."""
 
 from __future__ import annotations
 
@@ -65,16 +65,30 @@ class MemoryGroup:
 
 def memory_groups(proc: Path = PROC, groups: Path = GROUPS) -> Iterator[MemoryGroup]:
     """The memory control groups of this process that can be read, each before the one that contains it."""
+    yield from (MemoryGroup(folder, version) for folder, version in _control_groups("memory", proc, groups))
+
+
+def has_core_quota(proc: Path = PROC, groups: Path = GROUPS) -> bool:
+    """Whether a control group limits the processor time of this process, as ``docker run --cpus`` does."""
+    quotas = (
+        _text(folder / ("cpu.max" if version == 2 else "cpu.cfs_quota_us"))
+        for folder, version in _control_groups("cpu", proc, groups)
+    )
+    return any(quota.split()[0].isdigit() for quota in quotas if quota.strip())  # else "max 100000", or "-1"
+
+
+def _control_groups(controller: str, proc: Path, groups: Path) -> Iterator[tuple[Path, int]]:
+    """Folders of the control groups of this process that can be read, from the inside out, and their version."""
     with contextlib.suppress(OSError, ValueError):
         for line in (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines():
             _, kinds, path = line.split(":", 2)
-            if kinds and "memory" not in kinds.split(","):
+            if kinds and controller not in kinds.split(","):
                 continue
-            version, root = (1, groups / "memory") if kinds else (2, groups)
+            version, root = (1, groups / controller) if kinds else (2, groups)
             inner = root / os.path.normpath(path).lstrip("/")
             for folder in (inner, *inner.parents):
                 if folder.is_dir():
-                    yield MemoryGroup(folder, version)
+                    yield folder, version
                 if folder == root:
                     break
 
@@ -114,6 +128,13 @@ def _virtual_memory() -> Any:
 
 
 def _number(path: Path) -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        return int(path.read_text(encoding="ascii"))
+    with contextlib.suppress(ValueError):
+        return int(_text(path))
     return None
+
+
+def _text(path: Path) -> str:
+    """A small file's text; empty if it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return path.read_text(encoding="ascii")
+    return ""

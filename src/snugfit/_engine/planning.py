@@ -34,8 +34,10 @@ from snugfit._training.own_parts import OwnParts
 from snugfit.errors import MEMORY_ERRORS
 from snugfit.memory import Baseline, MemoryLimit, is_out_of_memory, make_meter, release_memory
 from snugfit.memory.process import late_bytes, library_import
-from snugfit.profiling import META_PASS_BYTES
+from snugfit.profiling import META_PASS_BYTES, Measurements
 
+BUSY_SHARE = 0.1
+"""Share of measuring in which threads waited for a core, from which a plan says so."""
 Extent = Literal["all", "decisive", "nothing"]
 """What a plan measures."""
 
@@ -163,15 +165,27 @@ def _planned(
 
     try:
         planned = attempt(measurable_bytes(budget, memory), lambda *progress: emit(ProbeMeasured(*progress)))
-        if known.found:
-            were, them = ("s of this machine were", "them") if known.found > 1 else (" of this machine was", "it")
-            emit(Notice(f"{known.found} measurement{were} cached; --profile-cache renew repeats {them}"))
+        for note in _measurement_notes(planned.profile, known):
+            emit(Notice(note))
         return planned
     except MEMORY_ERRORS as error:
         if not is_out_of_memory(error):
             raise
     release_memory()
     return attempt(None, None)  # not even data and chain fit: plan without measurements
+
+
+def _measurement_notes(profile: Profile, known: Measurements) -> Iterator[str]:
+    """What a user must know of the measurements."""
+    if known.found:
+        were, them = ("s of this machine were", "them") if known.found > 1 else (" of this machine was", "it")
+        yield f"{known.found} measurement{were} cached; --profile-cache renew repeats {them}"
+    if profile.busy_share > BUSY_SHARE:
+        yield (
+            "other processes kept this machine busy while snugfit measured: for "
+            f"{min(profile.busy_share, 1.0):.0%} of the time a thread waited for a processor core. Predicted times are "
+            "those of a machine without other work; training beside it takes longer"
+        )
 
 
 def _measures_apart(budget: Budget, device: torch.device) -> bool:

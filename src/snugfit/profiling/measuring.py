@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -13,6 +12,7 @@ from snugfit._core.profile import ProbeLine, Profile, TensorProfile
 from snugfit.memory import MemoryLimit, PeakMeter, release_memory
 from snugfit.profiling.measurement_cache import Measurement, Measurements
 from snugfit.profiling.probe import META_PASS_BYTES, Floors, Probe, available_bytes, measure_probe
+from snugfit.profiling.quiet_time import Stopwatch
 
 if TYPE_CHECKING:
     from snugfit.profiling.tensors import TensorProbe
@@ -41,13 +41,13 @@ def measure_probes(
         on_measured: called with name, number (from 1) and count after each probe; without it only floors are computed.
         known: earlier measurements; new ones are added.
     """
-    started = time.perf_counter()
-    session = _Session(meter, limit, known or Measurements(), measures=on_measured is not None)
-    numbers = {id(probe): number for number, probe in enumerate(probes, start=1)}
-    for probe in session.measured(probes):
-        if on_measured is not None:
-            on_measured(probe.name, numbers[id(probe)], len(probes))
-    return session.profile(time.perf_counter() - started)
+    with Stopwatch() as stopwatch:
+        session = _Session(meter, limit, known or Measurements(), measures=on_measured is not None)
+        numbers = {id(probe): number for number, probe in enumerate(probes, start=1)}
+        for probe in session.measured(probes):
+            if on_measured is not None:
+                on_measured(probe.name, numbers[id(probe)], len(probes))
+    return session.profile(stopwatch)
 
 
 @dataclass
@@ -158,8 +158,8 @@ class _Session:
     def _add(to: dict[str, int], probe: Probe | TensorProbe, size: int) -> None:
         to[probe.name] = to.get(probe.name, 0) + size
 
-    def profile(self, seconds: float) -> Profile:
-        """The results."""
+    def profile(self, stopwatch: Stopwatch) -> Profile:
+        """The results, and how long they took."""
         _meta_device.forget()
         self._count_kernels_once()
         lines = {name: line for name, line in self.tried.items() if line is not None}
@@ -172,7 +172,8 @@ class _Session:
             start_bytes=max(self.before, 0),
             left=self.left,
             expected=self.expected,
-            seconds=seconds,
+            seconds=stopwatch.passed,
+            waited_seconds=sum(stopwatch.waited.values()),
             tensors=self.tensors,
         )
 

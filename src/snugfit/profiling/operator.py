@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from snugfit.memory.device import device_at_rest
 from snugfit.memory.tensors import LiveBytes, storage_id
+from snugfit.profiling.quiet_time import Stopwatch
 
 REPEATS = 5
 """Number of timed runs, after an untimed one (ElasticTrainer's profiler: five after two)."""
@@ -288,17 +288,11 @@ def typical(times: list[float]) -> float:
 
 
 def timed(function: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
-    """Return a function's result and its seconds.
-
-    With one thread on a processor these are CPU seconds: other work on the machine is not counted. A GPU has a clock of
-    its own.
-    """
+    """Return a function's result and its seconds, on a quiet machine. A GPU has a clock of its own."""
     if (found := device_at_rest(device)) is not None:
         results: list[Any] = []
         seconds = found.memory.seconds(lambda: results.append(function()))
         return results.pop(), seconds
-    alone = device.type == "cpu" and torch.get_num_threads() == 1
-    clock = time.process_time if alone else time.perf_counter
-    started = clock()
-    result = function()
-    return result, clock() - started
+    with Stopwatch() as stopwatch:
+        result = function()
+    return result, stopwatch.quiet

@@ -5,7 +5,6 @@ NeuroFlux section 5.2, Profiler. Profiling does not know the purpose of a probe.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,6 +16,7 @@ from snugfit.errors import MEMORY_ERRORS
 from snugfit.memory import MemoryLimit, PeakMeter, fit_line, is_out_of_memory, release_memory, trim_heap
 from snugfit.memory.device import has_own_memory, release_devices, synchronize
 from snugfit.memory.process import PageMapping
+from snugfit.profiling.quiet_time import Stopwatch
 
 FIRST_BATCHES = (2, 8)
 PROBE_GROWTH, LAYER_GROWTH = 800_000, 80_000
@@ -376,7 +376,8 @@ class _Attempt:
 
 
 def _timed(step: Step, batch: int, device: torch.device) -> tuple[float, PageMapping]:
-    started, before = time.perf_counter(), PageMapping.so_far()
-    step(batch)
-    synchronize(device)
-    return time.perf_counter() - started, PageMapping.so_far().since(before)
+    before = PageMapping.so_far()
+    with Stopwatch() as stopwatch:
+        step(batch)
+        synchronize(device)
+    return stopwatch.quiet, PageMapping.so_far().since(before)

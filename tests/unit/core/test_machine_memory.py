@@ -1,8 +1,10 @@
 """What a machine and its control groups have for a run, read from files that a test writes."""
 
+from pathlib import Path
+
 import pytest
 
-from snugfit._core.machine_memory import MachineMemory, machine_memory
+from snugfit._core.machine_memory import MachineMemory, has_core_quota, machine_memory
 
 MB = 10**6
 V1, V2 = "9:cpu:/a\n4:memory:/app/one\n0::/\n", "0::/app/one\n"
@@ -84,3 +86,21 @@ def test_control_groups_that_cannot_be_read_do_not_limit(tmp_path, cgroup):
 def test_this_machine():
     found = machine_memory(0)
     assert 0 < found.free_bytes <= found.ram_bytes and found.free_bytes <= found.size_bytes
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "folder", "text", "limited"),
+    [
+        (V1, "cpu/a/cpu.cfs_quota_us", "-1\n", False),
+        (V1, "cpu/a/cpu.cfs_quota_us", "150000\n", True),
+        (V1, "cpu/cpu.cfs_quota_us", "150000\n", True),
+        (V1, "cpu/other/cpu.cfs_quota_us", "150000\n", False),
+        (V2, "app/one/cpu.max", "max 100000\n", False),
+        (V2, "app/one/cpu.max", "150000 100000\n", True),
+        (V2, "app/cpu.max", "150000 100000\n", True),
+        (V2, "app/one/cpu.max", "", False),
+    ],
+)
+def test_a_quota_of_processor_time(tmp_path, cgroup, folder, text, limited):
+    read(tmp_path, cgroup, {Path(folder).parent: {Path(folder).name: text}})
+    assert has_core_quota(tmp_path / "p", tmp_path / "g") == limited

@@ -1,0 +1,94 @@
+"""Seconds on a quiet machine: arithmetic on readings, and a process that shares its only core."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from snugfit.profiling import quiet_time
+from snugfit.profiling.operator import timed
+from snugfit.profiling.quiet_time import MOST_WAITING, Stopwatch
+
+RIVAL = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print(flush=True)\nwhile True: pass"
+
+
+@pytest.mark.parametrize(
+    ("waited", "quiet"),
+    [
+        ({}, 8.0),
+        ({"1": 0.0, "2": 0.0}, 8.0),
+        ({"1": 2.0, "2": 0.0}, 6.0),
+        ({"1": 2.0, "2": 4.0}, 3.0),  # both have a core for 3/4 * 1/2 of the time
+        ({"1": 9.0}, 8.0 * (1 - MOST_WAITING)),
+    ],
+)
+def test_work_goes_on_while_every_thread_has_a_core(waited, quiet):
+    assert Stopwatch(8.0, waited).quiet == pytest.approx(quiet)
+
+
+def test_threads_that_began_count_and_those_that_ended_do_not(monkeypatch):
+    readings = iter([{"1": 1.0, "2": 7.0}, {"1": 1.5, "3": 0.25}])
+    monkeypatch.setattr(quiet_time, "_waited", lambda: next(readings))
+    with Stopwatch() as stopwatch:
+        pass
+    assert stopwatch.waited == {"1": 0.5, "3": 0.25} and stopwatch.passed > 0
+    assert Stopwatch().quiet == 0.0
+
+
+def test_threads_of_python_do_other_work(monkeypatch):
+    ready, done = threading.Event(), threading.Event()
+    ids = []
+    thread = threading.Thread(target=lambda: (ids.append(threading.get_native_id()), ready.set(), done.wait()))
+    thread.start()
+    ready.wait()
+    monkeypatch.setattr(quiet_time, "_tells_of_others", lambda threads: True)
+    found = quiet_time._waited()
+    done.set()
+    thread.join()
+    assert str(threading.get_native_id()) in found and str(ids[0]) not in found
+
+
+@pytest.mark.parametrize(("cores", "quota"), [({0}, False), ({0, 1}, True)], ids=["few cores", "a quota"])
+def test_threads_that_wait_for_each_other_or_for_a_quota_say_nothing(monkeypatch, cores, quota):
+    quiet_time._tells_of_others.cache_clear()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: cores)
+    monkeypatch.setattr(quiet_time, "has_core_quota", lambda: quota)
+    assert not quiet_time._tells_of_others(2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(quiet_time, "has_core_quota", lambda: False)
+    quiet_time._tells_of_others.cache_clear()
+    assert quiet_time._tells_of_others(2)
+    quiet_time._tells_of_others.cache_clear()
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count waiting")
+def test_a_busy_core_is_left_out_and_sleep_is_not(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(quiet_time, "_tells_of_others", lambda threads: True)
+    cores = os.sched_getaffinity(0)
+    core = min(cores)
+
+    def compute():
+        worked = time.process_time()
+        while time.process_time() - worked < 0.3:
+            sum(range(1000))
+        time.sleep(0.1)
+
+    rival = subprocess.Popen([sys.executable, "-c", RIVAL, str(core)], stdout=subprocess.PIPE)
+    try:
+        rival.stdout.readline()
+        os.sched_setaffinity(0, {core})
+        started = time.perf_counter()
+        _, seconds = timed(compute, torch.device("cpu"))
+        passed = time.perf_counter() - started
+    finally:
+        os.sched_setaffinity(0, cores)
+        rival.kill()
+        rival.communicate()
+    assert seconds == pytest.approx(0.4, rel=0.15)
+    assert passed > 1.2 * seconds, "half of the core is the rival's"
