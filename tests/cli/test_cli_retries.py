@@ -47,7 +47,8 @@ def test_what_was_measured_in_a_process_of_its_own_is_not_planned_alone():
     assert plan_again(asked, first, machine)["infeasible"] is None and machine.asked == [("blockwise", "lls-mxm")]
     machine = Machine(backprop=90, blockwise=80)
     refused = plan_again(asked, {**first, "retries": first["retries"][:2]}, machine)
-    assert machine.asked == [] and machine.planned, "the smallest budget of each is searched"
+    assert machine.planned, "the smallest budget of each is searched"
+    assert machine.asked == 2 * [("blockwise", "auto")], "which is asked for again once it is found"
     assert refused["infeasible"]["message"].endswith("would do: 80.0 MB.")
 
 
@@ -245,15 +246,25 @@ def test_a_strategy_that_needs_far_more_is_measured_and_not_asked_in_vain():
     machine = Machine(backprop=130, tiled=102)
     first = refusal([alone("backprop"), alone("tiled")], backprop=140 * MB, tiled=110 * MB)
     found = plan_again(REQUEST, first, machine)
-    assert machine.asked == [] and machine.planned == [("tiled", 110), ("tiled", 102), ("tiled", 99)]
+    assert machine.planned == [("tiled", 110), ("tiled", 102), ("tiled", 99)]
+    assert machine.asked == 2 * [("tiled", "auto")], "the budget that was found"
     assert found["infeasible"]["message"].endswith("would do: 102.0 MB.")
 
 
 def test_nothing_is_named_below_what_was_refused():
     machine = Machine(backprop=49)
-    machine.ask = lambda request: refusal(backprop=55 * MB)
+    machine.ask = lambda request: refusal(backprop=55 * MB) if request.budget == REQUEST.budget else fitting("backprop")
     found = plan_again(REQUEST, refusal([alone("backprop")], backprop=60 * MB), machine)
     assert found["infeasible"]["message"].endswith("would do: 51.0 MB.")
+
+
+def test_without_a_cache_a_budget_that_fits_by_chance_is_not_named():
+    """55 MB were enough when they were tried, and are not when they are asked for again, by 0.1 MB."""
+    machine = Machine(backprop=55)
+    answers = iter([True, False, True, True])
+    machine.ask = lambda request: fitting("backprop") if next(answers) else refusal(backprop=int(55.1 * MB))
+    found = plan_again(alone("backprop"), refusal(backprop=60 * MB), machine)
+    assert found["infeasible"]["message"].endswith("would do: 56.0 MB.") and next(answers, None) is None
 
 
 def test_more_than_the_machine_has_is_not_tried():
@@ -444,7 +455,7 @@ def test_the_smallest_budget_of_all_processes_is_named_in_its_flag(given):
     assert f"a budget of {total // MB}.0 MB of memory in all; its processes rest at 170.0 MB." in message
     assert "backprop (needs 55.0 MB), which lacks" in message
     assert message.endswith("Smallest --total-memory that would do: 227.0 MB.")
-    assert tried == ["232MB", "227MB", "225MB"]
+    assert tried == ["232MB", "227MB", "225MB", "227MB", "227MB"], "the last two confirm what was found"
     assert [each["smallest_bytes"] for each in found["plan"]["candidates"]] == [55 * MB]
 
 

@@ -11,8 +11,8 @@ which leave other kernels in memory. VGG-8 in bfloat16 had 24.1 MB in use after 
 which 91 MB had named. So the budget that an error names was tried itself, as was the one ``LESS`` below. If a budget is
 enough only to the MB, the next one is named, if it was enough too: memory at rest differs between two processes. What
 rounds updates less is tried in the same budget, and named if it fits: for a small network, the code of optimizer state
-in 8 bits takes more memory than it saves. At last the budget is asked for again, by a process that finds all of
-these measurements, as the next command does (:func:`_lasting`).
+in 8 bits takes more memory than it saves. At last the budget is asked for again, as the next command does, by a
+process that finds all of these measurements, or measures again (:func:`_lasting`).
 
 If a budget is refused that is known to be enough, it is planned once more, from measurements that are cached by then.
 """
@@ -198,17 +198,18 @@ def _smallest(refused: Answers, least: int, plan: Planner) -> dict[str, Any] | N
 
 
 def _lasting(request: Request, known: dict[str, Any], plan: Planner) -> dict[str, Any]:
-    """A budget that is also enough for the next process, which finds measurements that this search has made.
+    """A budget that is also enough for the next process.
 
-    It predicts from kernels that another process has left, and so up to 2 MB more.
+    A process that finds measurements of this search predicts from kernels that another process has left, and so up to
+    2 MB more. One that keeps none measures again, and finds some 100 kB more or less.
     """
     enough = Request.from_json(known["request"])
-    for _ in range(CONFIRMATIONS if request.machine.profile_cache not in ("off", "renew") else 0):
+    for _ in range(CONFIRMATIONS):
         size = known["bytes"] // MB
         asked = replace(enough, budget=request.budget.with_memory(f"{size}MB"))
         found = plan(asked)
         if _fits(found):
-            found = plan(asked)  # the first may have measured, and only the next one finds what it measured
+            found = plan(asked)  # the first may have measured; only the next one finds that, or measures once more
         if _fits(found):
             break
         needed = -(-_by_flag(found, _expected(found, enough)) // MB)
