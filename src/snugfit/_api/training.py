@@ -28,15 +28,20 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainedRecord:
-    """What ``plan.run()`` returns: the fields of :class:`snugfit.Record`, and the trained model.
+    """What ``plan.run()`` returns: the fields of :class:`snugfit.Record`, and the trained model; prints as a table.
 
     >>> import snugfit
     >>> small = {"strategy": "backprop", "epochs": 1, "image_size": 8, "max_train": 32, "memory": "100MB"}
     >>> record = snugfit.plan("smallconv", "digits", **small).run(subscribers=(), out="runs/small")
     >>> 0 <= record.accuracy["test"] <= 1
     True
+    >>> print(record)
+                      predicted     measured    budget
+    peak memory         ... MB      ... MB  100.0 MB
+    ...
+    run folder    runs/small
     >>> record.model.training
     False
     >>> record.save("small.safetensors").name
@@ -49,7 +54,20 @@ class TrainedRecord:
     """
 
     record: Record
-    module: nn.Module | None = field(default=None, repr=False, compare=False)
+    module: nn.Module | None = field(default=None, compare=False)
+    _folder: Path = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_folder", Path(self.record.run_dir).absolute())  # it may be relative
+
+    def __str__(self) -> str:
+        from snugfit._report.console import result_table
+        from snugfit._report.tables import as_text
+
+        return as_text(result_table(self.record))
+
+    def __repr__(self) -> str:
+        return f"<TrainedRecord of {self.record.model} by {self.record.strategy}, in {self.record.run_dir}>"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -63,7 +81,7 @@ class TrainedRecord:
     @cached_property
     def model(self) -> nn.Module:
         """The trained model: a plain module in evaluation mode."""
-        return load(self.record.run_dir, self.module)
+        return load(self._folder, self.module)
 
     def save(self, path: str | Path) -> Path:
         """Copy the trained weights (safetensors) to ``path``.
@@ -71,13 +89,13 @@ class TrainedRecord:
         Raises:
             OutOfStorageError, CheckpointError: it cannot be written; an older file is as it was.
         """
-        with (Path(self.record.run_dir) / MODEL_FILE).open("rb") as weights, replacing(Path(path)) as file:
+        with (self._folder / MODEL_FILE).open("rb") as weights, replacing(Path(path)) as file:
             shutil.copyfileobj(weights, file)
         return Path(path)
 
     def report(self, pictures: bool = False) -> Path:
         """Draw the run's page, ``report.html`` in its folder; see :func:`snugfit.draw_report` for its pictures."""
-        return Path(draw_report(self.record.run_dir, pictures=pictures, model=self.module)["report"])
+        return Path(draw_report(self._folder, pictures=pictures, model=self.module)["report"])
 
     def export(
         self,
@@ -87,7 +105,7 @@ class TrainedRecord:
         **options: Unpack[ExportKeywords],
     ) -> dict[str, Any]:
         """Write the model for other runtimes; see :func:`snugfit.export` for its options."""
-        return export(self.record.run_dir, out, format, check, self.module, **options)
+        return export(self._folder, out, format, check, self.module, **options)
 
 
 vars(TrainedRecord.export)["__signature__"] = with_keywords(TrainedRecord.export, vars(PLAIN_ONNX))

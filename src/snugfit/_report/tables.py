@@ -108,7 +108,18 @@ def plan_text(plan: Plan) -> str:
     """What :func:`print_plan` prints, as text."""
     stream = io.StringIO()
     print_plan(plan, stream, TEXT_WIDTH)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+    return _without_padding(stream.getvalue())
+
+
+def as_text(shown: RenderableType) -> str:
+    """What a console prints of a table, as text."""
+    stream = io.StringIO()
+    make_console(stream, TEXT_WIDTH).print(shown)
+    return _without_padding(stream.getvalue())
+
+
+def _without_padding(printed: str) -> str:
+    return "\n".join(line.rstrip() for line in printed.strip("\n").splitlines())
 
 
 def plan_table(plan: Plan, width: int = PIPE_WIDTH) -> Table:

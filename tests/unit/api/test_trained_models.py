@@ -294,6 +294,17 @@ def test_options_of_onnx_are_checked_first(options, says):
             write(**options)
 
 
+def test_a_relative_run_folder_is_found_from_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model.safetensors").write_bytes(b"weights")
+    record = TrainedRecord(SimpleNamespace(run_dir="run", model="m", strategy="backprop"))
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert record.save("saved").read_bytes() == b"weights"
+    assert repr(record) == "<TrainedRecord of m by backprop, in run>"
+
+
 def test_saving_keeps_the_older_file_where_the_disk_is_full(tmp_path, monkeypatch):
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     saved = tmp_path / "saved.safetensors"
