@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -32,9 +32,10 @@ class Stopwatch:
 
     Attributes:
         passed: seconds by the clock.
-        waited: by thread, seconds for which it could run and had no core. Threads that Python started do other work,
-            and do not count. Empty where the kernel does not say, and where it would say more than what other processes
-            take: with more threads than cores, or with a quota of processor time.
+        waited: by thread, seconds for which it could run and another process had its core. Threads that Python started
+            do other work, such as writing to disk, and do not count; what they may have made others wait is left out.
+            Empty where the kernel does not say, and where it would say more than what other processes take: with more
+            threads than cores, or with a quota of processor time.
     """
 
     passed: float = 0.0
@@ -42,14 +43,16 @@ class Stopwatch:
 
     def __enter__(self) -> Self:
         """Start."""
-        self._before = _waited()
+        self._before = _reading()
         self._started = time.perf_counter()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop."""
         self.passed = time.perf_counter() - self._started
-        self.waited = {thread: seconds - self._before.get(thread, 0.0) for thread, seconds in _waited().items()}
+        before, after = self._before, _reading()
+        if before is not None and after is not None:
+            self.waited = after.waited_since(before)
 
     @property
     def quiet(self) -> float:
@@ -64,19 +67,37 @@ class Stopwatch:
         return self.passed * math.prod(1 - share for share in shares)
 
 
-def _waited() -> dict[str, float]:
-    """Seconds for which this thread, and threads that libraries started, could run and had no core."""
+class _Reading(NamedTuple):
+    """What the kernel has counted, in seconds: waiting by thread, and the processor time of Python's other threads."""
+
+    waited: dict[str, float]
+    others_worked: float
+
+    def waited_since(self, before: _Reading) -> dict[str, float]:
+        """Waiting since another reading, less what Python's other threads may have caused."""
+        waited = {thread: seconds - before.waited.get(thread, 0.0) for thread, seconds in self.waited.items()}
+        worked, total = max(self.others_worked - before.others_worked, 0.0), sum(waited.values())
+        share = max(1 - worked / total, 0.0) if total else 0.0
+        return {thread: share * seconds for thread, seconds in waited.items()}
+
+
+def _reading() -> _Reading | None:
+    """What this thread, and threads that libraries started, have waited so far; None where that is not known."""
     if not _tells_of_others(torch.get_num_threads()):
-        return {}
-    own, found = threading.get_native_id(), dict[str, float]()
+        return None
+    own, waited, worked = threading.get_native_id(), dict[str, float](), 0.0
     others = {str(thread.native_id) for thread in threading.enumerate() if thread.native_id != own}
-    with contextlib.suppress(OSError):
+    try:
         for thread in (PROC / "self" / "task").iterdir():
-            if thread.name not in others:
-                with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended, or the kernel does not say
-                    nanoseconds = (thread / "schedstat").read_text(encoding="ascii").split()[1]
-                    found[thread.name] = int(nanoseconds) / 1e9
-    return found
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                seconds = [int(number) / 1e9 for number in (thread / "schedstat").read_text(encoding="ascii").split()]
+                if thread.name in others:
+                    worked += seconds[0]
+                else:
+                    waited[thread.name] = seconds[1]
+    except (OSError, MemoryError, ValueError, IndexError):
+        return None
+    return _Reading(waited, worked)
 
 
 @cache

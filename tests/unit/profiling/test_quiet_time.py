@@ -12,7 +12,7 @@ import torch
 
 from snugfit.profiling import quiet_time
 from snugfit.profiling.operator import timed
-from snugfit.profiling.quiet_time import MOST_WAITING, Stopwatch
+from snugfit.profiling.quiet_time import MOST_WAITING, Stopwatch, _Reading
 
 RIVAL = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print(flush=True)\nwhile True: pass"
 
@@ -32,14 +32,32 @@ def test_work_goes_on_while_every_thread_has_a_core(waited, quiet):
 
 
 def test_threads_that_began_count_and_those_that_ended_do_not(monkeypatch):
-    readings = iter([{"1": 1.0, "2": 7.0}, {"1": 1.5, "3": 0.25}])
-    monkeypatch.setattr(quiet_time, "_waited", lambda: next(readings))
+    readings = iter([_Reading({"1": 1.0, "2": 7.0}, 4.0), _Reading({"1": 1.5, "3": 0.25}, 4.0)])
+    monkeypatch.setattr(quiet_time, "_reading", lambda: next(readings))
     with Stopwatch() as stopwatch:
         pass
     assert stopwatch.waited == {"1": 0.5, "3": 0.25} and stopwatch.passed > 0
     assert Stopwatch().quiet == 0.0
 
 
+@pytest.mark.parametrize(("worked", "waited"), [(0.0, [3.0, 1.0]), (1.0, [2.25, 0.75]), (9.0, [0.0, 0.0])])
+def test_what_other_threads_of_python_may_have_caused_does_not_count(worked, waited):
+    before, after = _Reading({"1": 1.0, "2": 1.0}, 5.0), _Reading({"1": 4.0, "2": 2.0}, 5.0 + worked)
+    assert list(after.waited_since(before).values()) == waited
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_without_both_readings_nothing_is_left_out(monkeypatch, missing):
+    readings = [_Reading({"1": 1.0}, 0.0), _Reading({"1": 5.0}, 0.0)]
+    readings[missing] = None
+    numbers = iter(readings)
+    monkeypatch.setattr(quiet_time, "_reading", lambda: next(numbers))
+    with Stopwatch() as stopwatch:
+        time.sleep(0.001)
+    assert not stopwatch.waited and stopwatch.quiet == stopwatch.passed
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count waiting")
 def test_threads_of_python_do_other_work(monkeypatch):
     ready, done = threading.Event(), threading.Event()
     ids = []
@@ -47,10 +65,22 @@ def test_threads_of_python_do_other_work(monkeypatch):
     thread.start()
     ready.wait()
     monkeypatch.setattr(quiet_time, "_tells_of_others", lambda threads: True)
-    found = quiet_time._waited()
+    found = quiet_time._reading()
     done.set()
     thread.join()
-    assert str(threading.get_native_id()) in found and str(ids[0]) not in found
+    assert str(threading.get_native_id()) in found.waited and str(ids[0]) not in found.waited
+    assert found.others_worked > 0
+
+
+@pytest.mark.parametrize("error", [OSError, MemoryError])
+def test_a_kernel_that_does_not_say_and_a_full_budget_are_no_error(monkeypatch, error):
+    monkeypatch.setattr(quiet_time, "_tells_of_others", lambda threads: True)
+
+    def refused(path, **_):
+        raise error
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert quiet_time._reading() is None
 
 
 @pytest.mark.parametrize(("cores", "quota"), [({0}, False), ({0, 1}, True)], ids=["few cores", "a quota"])
