@@ -306,7 +306,7 @@ class Profile:
         expected: by probe name, the part of it that is not in memory yet: another process measured the probe, and what
             that left is expected to be left again where the probe's strategy trains.
         seconds: duration of profiling.
-        waited_seconds: for which its threads had no core, because other processes did.
+        delay_seconds: those of them that other processes added, because they had the cores.
         tensors: all operators and tensors, if a strategy requires them.
     """
 
@@ -320,9 +320,9 @@ class Profile:
     seconds: float = 0.0
     tensors: TensorProfile | None = None
     expected: dict[str, int] = field(default_factory=dict)
-    waited_seconds: float = 0.0
+    delay_seconds: float = 0.0
 
     @property
-    def busy_share(self) -> float:
-        """How many threads, on average, waited for a core while this was measured."""
-        return self.waited_seconds / self.seconds if self.seconds else 0.0
+    def delay_share(self) -> float:
+        """Share of the duration that other processes added."""
+        return self.delay_seconds / self.seconds if self.seconds else 0.0

@@ -19,6 +19,7 @@ class PhaseRecord:
     Attributes:
         tensor_peak_bytes: peak bytes of live tensors in its first step.
         cache_bytes: bytes of activation cache written at its end.
+        delay_seconds: those of its seconds that other processes added, because they had the cores.
         predicted_kept_bytes: what of the predicted peak is room for freed memory that the heap keeps for the next step.
     """
 
@@ -34,6 +35,7 @@ class PhaseRecord:
     steps: int
     cache_bytes: int = 0
     predicted_kept_bytes: int = 0
+    delay_seconds: float = 0.0
 
     @property
     def exceeded(self) -> bool:

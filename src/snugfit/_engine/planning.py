@@ -37,7 +37,7 @@ from snugfit.memory.process import late_bytes, library_import
 from snugfit.profiling import META_PASS_BYTES, Measurements
 
 BUSY_SHARE = 0.1
-"""Share of measuring in which threads waited for a core, from which a plan says so."""
+"""A plan mentions other processes if they added more than this share of the time in which it measured."""
 Extent = Literal["all", "decisive", "nothing"]
 """What a plan measures."""
 
@@ -180,11 +180,10 @@ def _measurement_notes(profile: Profile, known: Measurements) -> Iterator[str]:
     if known.found:
         were, them = ("s of this machine were", "them") if known.found > 1 else (" of this machine was", "it")
         yield f"{known.found} measurement{were} cached; --profile-cache renew repeats {them}"
-    if profile.busy_share > BUSY_SHARE:
+    if profile.delay_share > BUSY_SHARE:
         yield (
-            "other processes kept this machine busy while snugfit measured: for "
-            f"{min(profile.busy_share, 1.0):.0%} of the time a thread waited for a processor core. Predicted times are "
-            "those of a machine without other work; training beside it takes longer"
+            f"other processes used the processor while snugfit measured, which took {profile.delay_share:.0%} of that "
+            "time. Predicted times leave this out: beside other work, training takes longer"
         )
 
 

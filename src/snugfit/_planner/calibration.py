@@ -25,7 +25,8 @@ class PastRun:
 
     Attributes:
         strategy, model, input_shape: the strategy, the network and the shape (C, H, W) of an image.
-        predicted_seconds, seconds: seconds of its phases, predicted without correction, and measured.
+        predicted_seconds, seconds: seconds of its phases, predicted without correction, and measured; both without
+            what other processes added.
         predicted_bytes, peak_bytes: its peak memory above the baseline, predicted and measured; if phases exceeded
             their predictions, at least what is predicted and the most by which one did.
     """
@@ -55,7 +56,7 @@ def past_run(record: Record, workload: Workload, corrected: Correction) -> PastR
         model=workload.model,
         input_shape=workload.input_shape,
         predicted_seconds=sum(phase.predicted_seconds for phase in finished) / corrected.seconds,
-        seconds=sum(phase.seconds for phase in finished),
+        seconds=sum(phase.seconds - phase.delay_seconds for phase in finished),
         predicted_bytes=int(predicted / corrected.peak),
         peak_bytes=peak_bytes,
     )

@@ -112,6 +112,6 @@ def merged(known: Profile, more: Profile) -> Profile:
         left={**known.left, **more.left},
         expected=expected,
         seconds=known.seconds + more.seconds,
-        waited_seconds=known.waited_seconds + more.waited_seconds,
+        delay_seconds=known.delay_seconds + more.delay_seconds,
         tensors=more.tensors or known.tensors,
     )

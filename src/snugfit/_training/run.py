@@ -22,6 +22,7 @@ from snugfit._core.record import ExitRecord, KeptEpoch, PhaseRecord
 from snugfit._core.run_memory import RunMemory
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import Workload
+from snugfit._stopwatch import Stopwatch
 from snugfit._storage.checkpoint import Checkpoint, CheckpointStore
 from snugfit._storage.kept_weights import KeptWeights
 from snugfit._storage.manifest import Manifest
@@ -55,8 +56,9 @@ class Position:
     Attributes:
         phase, epoch, step: the next step to run.
         loss_sum, correct, samples: sums of the current epoch so far.
-        seconds: time spent in training before this position; ``phase_seconds`` of it in the current phase, and
-            ``data_seconds`` of it in waiting for batches of training steps.
+        seconds: time spent in training before this position; ``phase_seconds`` of it in the current phase, which
+            other processes made longer by ``phase_delay_seconds``, and ``data_seconds`` of it in waiting for batches of
+            training steps.
         energy_joules: energy of the machine's processors before this position; 0 without a counter.
         phase_peak_bytes, phase_tensor_bytes: measured so far in the current phase.
         peak_bytes: measured so far in the run; ``total_bytes`` of all its processes, ``device_shares`` by kind.
@@ -76,6 +78,7 @@ class Position:
     samples: int = 0
     seconds: float = 0.0
     phase_seconds: float = 0.0
+    phase_delay_seconds: float = 0.0
     data_seconds: float = 0.0
     energy_joules: float = 0.0
     phase_peak_bytes: int = 0
@@ -160,7 +163,9 @@ class Run:
         self._subscribers: list[Subscriber] = [self.metrics, *subscribers]
         self._resumed: Checkpoint | None = None
         self.energy, self.freed = EnergyMeter(), FreedMemory(self.meter, self.limit)
-        self._clock = self._saved_at = self._trimmed_at = time.perf_counter()
+        self._saved_at = self._trimmed_at = time.perf_counter()
+        self._stopwatch = Stopwatch()
+        self._stopwatch.start()
 
     def lr_factor(self, step: int, steps: int) -> float:
         """Share of the peak learning rate in a step, from 0, of all epochs with ``steps`` steps each."""
@@ -177,7 +182,7 @@ class Run:
     def resume(self) -> bool:
         """Continue from the newest checkpoint; False if there is none."""
         self._resumed = self.checkpoints.latest()
-        self._clock = time.perf_counter()
+        self._stopwatch.start()
         self.energy.spent()
         if self._resumed is None:
             self.metrics.truncate(0)
@@ -252,12 +257,14 @@ class Run:
         The heap is trimmed at intervals, unless it keeps freed memory: reading images fragments it, which grew a run by
         4 MB in 500 steps.
         """
-        now = time.perf_counter()
-        self.position.seconds += now - self._clock
-        self.position.phase_seconds += now - self._clock
-        self._clock = now
+        self._stopwatch.lap()
+        self.position.seconds += self._stopwatch.passed
+        self.position.phase_seconds += self._stopwatch.passed
+        if self.device.type == "cpu":
+            self.position.phase_delay_seconds += self._stopwatch.delay
         self.position.energy_joules += self.energy.spent()
         peak = self.meter.mark()
+        now = time.perf_counter()
         if now - self._trimmed_at > TRIM_SECONDS and not self.freed.keeps:
             trim_heap()
             self._trimmed_at = now
@@ -316,12 +323,14 @@ class Run:
                 steps=steps,
                 cache_bytes=cache_bytes,
                 predicted_kept_bytes=phase.kept_bytes,
+                delay_seconds=position.phase_delay_seconds,
             )
         )
         self.emit(PhaseDone(phase.name, phase.peak_bytes, position.phase_peak_bytes, position.phase_seconds))
         position.phase += 1
         position.start_epoch(0)
-        position.phase_seconds, position.phase_peak_bytes, position.phase_tensor_bytes = 0.0, 0, 0
+        position.phase_seconds = position.phase_delay_seconds = 0.0
+        position.phase_peak_bytes = position.phase_tensor_bytes = 0
         self.freed.close()
         release_memory()  # what a device's allocator has reserved would count to the next phase
         self.meter.restart()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -9,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from snugfit import _meta_device
 from snugfit._core.profile import ProbeLine, Profile, TensorProfile
+from snugfit._stopwatch import Stopwatch
 from snugfit.memory import MemoryLimit, PeakMeter, release_memory
 from snugfit.profiling.measurement_cache import Measurement, Measurements
 from snugfit.profiling.probe import META_PASS_BYTES, Floors, Probe, available_bytes, measure_probe
-from snugfit.profiling.quiet_time import Stopwatch
 
 if TYPE_CHECKING:
     from snugfit.profiling.tensors import TensorProbe
@@ -41,13 +42,13 @@ def measure_probes(
         on_measured: called with name, number (from 1) and count after each probe; without it only floors are computed.
         known: earlier measurements; new ones are added.
     """
-    with Stopwatch() as stopwatch:
-        session = _Session(meter, limit, known or Measurements(), measures=on_measured is not None)
-        numbers = {id(probe): number for number, probe in enumerate(probes, start=1)}
-        for probe in session.measured(probes):
-            if on_measured is not None:
-                on_measured(probe.name, numbers[id(probe)], len(probes))
-    return session.profile(stopwatch)
+    started = time.perf_counter()
+    session = _Session(meter, limit, known or Measurements(), measures=on_measured is not None)
+    numbers = {id(probe): number for number, probe in enumerate(probes, start=1)}
+    for probe in session.measured(probes):
+        if on_measured is not None:
+            on_measured(probe.name, numbers[id(probe)], len(probes))
+    return session.profile(time.perf_counter() - started)
 
 
 @dataclass
@@ -60,6 +61,7 @@ class _Session:
         elsewhere: by key, bytes that measuring left in another process.
         expected: those of ``left`` that were left in another process, and that training will leave here too: training
             runs at one batch size, measuring at several.
+        delay_seconds: that other processes added to measuring on a processor.
     """
 
     meter: PeakMeter
@@ -73,6 +75,7 @@ class _Session:
     left: dict[str, int] = field(default_factory=dict)
     elsewhere: dict[str, int] = field(default_factory=dict)
     expected: dict[str, int] = field(default_factory=dict)
+    delay_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.meter.restart()
@@ -144,7 +147,10 @@ class _Session:
         """The known result of a probe, or else a new measurement, which is stored."""
         if found is None:
             before = self._in_memory()
-            found = measure()
+            with Stopwatch() as stopwatch:
+                found = measure()
+            if self.limit.device.type == "cpu":
+                self.delay_seconds += stopwatch.delay
             found = replace(found, left_bytes=max(self._in_memory() - before, 0))
             self.known.keep(probe.same, found, available)
             self._add(self.left, probe, found.left_bytes)
@@ -158,8 +164,8 @@ class _Session:
     def _add(to: dict[str, int], probe: Probe | TensorProbe, size: int) -> None:
         to[probe.name] = to.get(probe.name, 0) + size
 
-    def profile(self, stopwatch: Stopwatch) -> Profile:
-        """The results, and how long they took."""
+    def profile(self, seconds: float) -> Profile:
+        """The results."""
         _meta_device.forget()
         self._count_kernels_once()
         lines = {name: line for name, line in self.tried.items() if line is not None}
@@ -172,8 +178,8 @@ class _Session:
             start_bytes=max(self.before, 0),
             left=self.left,
             expected=self.expected,
-            seconds=stopwatch.passed,
-            waited_seconds=sum(stopwatch.waited.values()),
+            seconds=seconds,
+            delay_seconds=self.delay_seconds,
             tensors=self.tensors,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -14,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from snugfit._stopwatch import Stopwatch
 from snugfit.memory.device import device_at_rest
 from snugfit.memory.tensors import LiveBytes, storage_id
-from snugfit.profiling.quiet_time import Stopwatch
 
 REPEATS = 5
 """Number of timed runs, after an untimed one (ElasticTrainer's profiler: five after two)."""
@@ -288,11 +289,17 @@ def typical(times: list[float]) -> float:
 
 
 def timed(function: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
-    """Return a function's result and its seconds, on a quiet machine. A GPU has a clock of its own."""
+    """Return a function's result, and the seconds that it would take on a machine without other work.
+
+    With one thread on a processor these are processor seconds. A GPU has a clock of its own.
+    """
     if (found := device_at_rest(device)) is not None:
         results: list[Any] = []
         seconds = found.memory.seconds(lambda: results.append(function()))
         return results.pop(), seconds
+    worked = time.process_time()
     with Stopwatch() as stopwatch:
         result = function()
-    return result, stopwatch.quiet
+    worked = time.process_time() - worked
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    return result, worked if alone else stopwatch.quiet

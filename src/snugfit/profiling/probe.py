@@ -12,11 +12,11 @@ from itertools import pairwise
 import torch
 
 from snugfit._core.profile import HeapUse, ProbeLine, ProbePoint
+from snugfit._stopwatch import Stopwatch
 from snugfit.errors import MEMORY_ERRORS
 from snugfit.memory import MemoryLimit, PeakMeter, fit_line, is_out_of_memory, release_memory, trim_heap
 from snugfit.memory.device import has_own_memory, release_devices, synchronize
 from snugfit.memory.process import PageMapping
-from snugfit.profiling.quiet_time import Stopwatch
 
 FIRST_BATCHES = (2, 8)
 PROBE_GROWTH, LAYER_GROWTH = 800_000, 80_000

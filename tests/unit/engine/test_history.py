@@ -67,7 +67,7 @@ def test_runs_correct_later_predictions(tmp_path, monkeypatch):
     again, _, _ = plan(cache)
     (past,) = past_runs(MachineOptions(profile_cache=str(cache)), found.plan.hardware)
     learnt = again.plan.choice.correction
-    assert learnt.runs == 1 and past.seconds == record.phases[0].seconds
+    assert learnt.runs == 1 and past.seconds == record.phases[0].seconds - record.phases[0].delay_seconds
     assert learnt.seconds == pytest.approx(past.seconds / past.predicted_seconds)
     assert again.plan.choice.predicted.seconds == pytest.approx(found.plan.choice.predicted.seconds * learnt.seconds)
 

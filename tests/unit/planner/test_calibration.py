@@ -70,6 +70,15 @@ def test_a_phase_above_its_own_prediction_counts_by_its_excess_although_the_run_
     assert (run.predicted_bytes, run.peak_bytes) == (100, measured)
 
 
+def test_what_other_processes_added_to_a_run_does_not_count():
+    phase = PhaseRecord("p", (), 8, 100, 90, 0, 1.0, 5.0, WORK.epochs, 1, delay_seconds=3.0)
+    record = Record(
+        "backprop", "net", "digits", "cpu", {}, True, {"peak_bytes": 100}, {"peak_bytes": 90}, {}, {}, None, {}, "",
+        phases=(phase, phase),
+    )  # fmt: skip
+    assert past_run(record, WORK, Correction()).seconds == 4.0
+
+
 def test_a_cost_is_corrected_in_all_its_parts():
     cost = Cost(100, 5.0, 50.0, 7, 9, (Phase("network", 100, 50.0, 8, ("a",), 7),))
     assert corrected(cost, Correction(2.0, 1.5, 1)) == Cost(

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from snugfit._core.serial import from_data, to_data
 from snugfit.errors import ModelError
 from snugfit.memory import Baseline, MemoryLimit
 from snugfit.profiling import TensorProbe, operator
+from snugfit.profiling.operator import timed
 
 BATCH = 4
 
@@ -406,6 +408,20 @@ def test_the_strategys_probe_measures_whole_steps_too():
     )
     assert found.steps.batch == found.batch == 2
     assert min(found.steps.stock, found.steps.full, found.steps.head) > 0
+
+
+def test_one_thread_counts_the_seconds_that_it_works_and_several_those_that_pass(monkeypatch):
+    def sleep():
+        time.sleep(0.1)
+
+    for threads, low, high in ((1, 0.0, 0.05), (2, 0.1, 10.0)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
+        assert low <= timed(sleep, torch.device("cpu"))[1] <= high
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    started, seconds = time.process_time(), 0.0
+    while time.process_time() - started < 0.1:
+        seconds += timed(lambda: torch.randn(300, 300) @ torch.randn(300, 300), torch.device("cpu"))[1]
+    assert seconds == pytest.approx(time.process_time() - started, rel=0.3), "and all of them"
 
 
 def test_operators_of_the_same_computation_are_timed_once(monkeypatch):

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import time
 
 import pytest
 import torch
 from fake_device import MB, FakeMemory
 from training_samples import PHASE, make_run
 
+from snugfit import _stopwatch
 from snugfit._core.record import ExitRecord, PhaseRecord
 from snugfit._core.serial import from_data, to_data
 from snugfit._training.events import Notice, PhaseDone, PhaseStarted
@@ -42,7 +44,7 @@ def test_a_phase_is_recorded_with_what_was_measured_in_it(tmp_path):
     run.position.phase_tensor_bytes = 60
     run.end_phase(PHASE, 3, 5, cache_bytes=11)
     (record,) = run.position.phases
-    assert dataclasses.replace(record, seconds=0.0) == PhaseRecord(
+    assert dataclasses.replace(record, seconds=0.0, delay_seconds=0.0) == PhaseRecord(
         "network", ("a", "b"), 2, 100, 80, 60, 3.0, 0.0, 3, 5, 11
     )
     assert 0 < record.seconds == run.position.seconds
@@ -161,3 +163,17 @@ def test_buffers_that_are_infinite_from_the_beginning_are_saved(tmp_path):
     for name, tensor in refused.items():
         with pytest.raises(DivergedError, match=f"{name} holds NaN or infinite values before epoch 1, step 1"):
             run.save({"model": {name: tensor}})
+
+
+def test_a_phase_says_what_other_processes_added(tmp_path, monkeypatch):
+    run = make_run(tmp_path, [])
+    run.start_phase(PHASE, 0, 2, 3, 5)
+    monkeypatch.setattr(_stopwatch, "_reading", lambda: _stopwatch._Reading({"1": time.perf_counter() / 2}, 0.0))
+    run._stopwatch.start()
+    run.tick()
+    before, run.position.phase_seconds = run.position.phase_delay_seconds, 0.0
+    time.sleep(0.01)
+    run.end_phase(PHASE, 3, 5)
+    (record,) = run.position.phases
+    assert record.delay_seconds - before == pytest.approx(record.seconds / 2, rel=0.2)
+    assert run.position.phase_delay_seconds == 0.0

@@ -8,11 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from snugfit.profiling import quiet_time
-from snugfit.profiling.operator import timed
-from snugfit.profiling.quiet_time import MOST_WAITING, Stopwatch, _Reading
+from snugfit import _stopwatch
+from snugfit._stopwatch import MOST_WAITING, Stopwatch, _Reading
 
 RIVAL = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print(flush=True)\nwhile True: pass"
 
@@ -33,7 +31,7 @@ def test_work_goes_on_while_every_thread_has_a_core(waited, quiet):
 
 def test_threads_that_began_count_and_those_that_ended_do_not(monkeypatch):
     readings = iter([_Reading({"1": 1.0, "2": 7.0}, 4.0), _Reading({"1": 1.5, "3": 0.25}, 4.0)])
-    monkeypatch.setattr(quiet_time, "_reading", lambda: next(readings))
+    monkeypatch.setattr(_stopwatch, "_reading", lambda: next(readings))
     with Stopwatch() as stopwatch:
         pass
     assert stopwatch.waited == {"1": 0.5, "3": 0.25} and stopwatch.passed > 0
@@ -51,7 +49,7 @@ def test_without_both_readings_nothing_is_left_out(monkeypatch, missing):
     readings = [_Reading({"1": 1.0}, 0.0), _Reading({"1": 5.0}, 0.0)]
     readings[missing] = None
     numbers = iter(readings)
-    monkeypatch.setattr(quiet_time, "_reading", lambda: next(numbers))
+    monkeypatch.setattr(_stopwatch, "_reading", lambda: next(numbers))
     with Stopwatch() as stopwatch:
         time.sleep(0.001)
     assert not stopwatch.waited and stopwatch.quiet == stopwatch.passed
@@ -64,8 +62,8 @@ def test_threads_of_python_do_other_work(monkeypatch):
     thread = threading.Thread(target=lambda: (ids.append(threading.get_native_id()), ready.set(), done.wait()))
     thread.start()
     ready.wait()
-    monkeypatch.setattr(quiet_time, "_tells_of_others", lambda threads: True)
-    found = quiet_time._reading()
+    monkeypatch.setattr(_stopwatch, "_tells_of_others", lambda threads: True)
+    found = _stopwatch._reading()
     done.set()
     thread.join()
     assert str(threading.get_native_id()) in found.waited and str(ids[0]) not in found.waited
@@ -74,32 +72,63 @@ def test_threads_of_python_do_other_work(monkeypatch):
 
 @pytest.mark.parametrize("error", [OSError, MemoryError])
 def test_a_kernel_that_does_not_say_and_a_full_budget_are_no_error(monkeypatch, error):
-    monkeypatch.setattr(quiet_time, "_tells_of_others", lambda threads: True)
+    monkeypatch.setattr(_stopwatch, "_tells_of_others", lambda threads: True)
 
     def refused(path, **_):
         raise error
 
     monkeypatch.setattr(Path, "read_text", refused)
-    assert quiet_time._reading() is None
+    assert _stopwatch._reading() is None
 
 
-@pytest.mark.parametrize(("cores", "quota"), [({0}, False), ({0, 1}, True)], ids=["few cores", "a quota"])
-def test_threads_that_wait_for_each_other_or_for_a_quota_say_nothing(monkeypatch, cores, quota):
-    quiet_time._tells_of_others.cache_clear()
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: cores)
-    monkeypatch.setattr(quiet_time, "has_core_quota", lambda: quota)
-    assert not quiet_time._tells_of_others(2)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    monkeypatch.setattr(quiet_time, "has_core_quota", lambda: False)
-    quiet_time._tells_of_others.cache_clear()
-    assert quiet_time._tells_of_others(2)
-    quiet_time._tells_of_others.cache_clear()
+@pytest.fixture
+def counting_kernel(monkeypatch, tmp_path):
+    """A kernel that counts waiting, two cores, no quota, and a single process."""
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "schedstat").touch()
+    monkeypatch.setattr(_stopwatch, "PROC", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+    monkeypatch.setattr(_stopwatch, "has_core_quota", lambda: False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    _stopwatch._tells_of_others.cache_clear()
+    yield tmp_path
+    _stopwatch._tells_of_others.cache_clear()
+
+
+def test_a_kernel_that_counts_waiting_tells_of_other_processes(counting_kernel):
+    assert _stopwatch._tells_of_others(2)
+
+
+@pytest.mark.parametrize("reason", ["few cores", "a quota", "several processes", "no count"])
+def test_threads_that_wait_for_something_else_say_nothing(counting_kernel, monkeypatch, reason):
+    if reason == "few cores":
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    elif reason == "a quota":
+        monkeypatch.setattr(_stopwatch, "has_core_quota", lambda: True)
+    elif reason == "several processes":
+        monkeypatch.setenv("WORLD_SIZE", "2")
+    else:
+        (counting_kernel / "self" / "schedstat").unlink()
+    assert not _stopwatch._tells_of_others(2)
+
+
+def test_laps_follow_each_other_without_a_gap(monkeypatch):
+    readings = iter([_Reading({"1": second}, 0.0) for second in (0.0, 1.0, 3.0)])
+    clock = iter([10.0, 14.0, 22.0])
+    monkeypatch.setattr(_stopwatch, "_reading", lambda: next(readings))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    stopwatch = Stopwatch()
+    stopwatch.start()
+    found = []
+    for _ in range(2):
+        stopwatch.lap()
+        found.append((stopwatch.passed, stopwatch.quiet, stopwatch.delay))
+    assert found == [(4.0, 3.0, 1.0), (8.0, 6.0, 2.0)]
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count waiting")
 def test_a_busy_core_is_left_out_and_sleep_is_not(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr(quiet_time, "_tells_of_others", lambda threads: True)
+    monkeypatch.setattr(_stopwatch, "_tells_of_others", lambda threads: True)
     cores = os.sched_getaffinity(0)
     core = min(cores)
 
@@ -113,12 +142,11 @@ def test_a_busy_core_is_left_out_and_sleep_is_not(monkeypatch):
     try:
         rival.stdout.readline()
         os.sched_setaffinity(0, {core})
-        started = time.perf_counter()
-        _, seconds = timed(compute, torch.device("cpu"))
-        passed = time.perf_counter() - started
+        with Stopwatch() as stopwatch:
+            compute()
     finally:
         os.sched_setaffinity(0, cores)
         rival.kill()
         rival.communicate()
-    assert seconds == pytest.approx(0.4, rel=0.15)
-    assert passed > 1.2 * seconds, "half of the core is the rival's"
+    assert stopwatch.quiet == pytest.approx(0.4, rel=0.15)
+    assert stopwatch.passed > 1.2 * stopwatch.quiet, "half of the core is the rival's"

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 MOST_WAITING = 0.9
-"""Largest share of a computation's time that a thread can have waited: a wait that began before it counts whole."""
+"""Largest share of a computation's time for which a thread is taken to have waited. The kernel adds a wait when it
+ends, so that one that began before the computation counts in full."""
 
 
 @dataclass
 class Stopwatch:
-    """Times what runs inside ``with``, and says how long it would have taken on a quiet machine.
+    """Times what runs inside ``with``, or in laps, and says how long it would have taken on a quiet machine.
 
     With several threads a busy core costs far more than its share: at every layer all threads wait for the one that has
     no core. The kernel counts how long each thread waited for one (``/proc/PID/task/TID/schedstat``).
@@ -35,7 +36,7 @@ class Stopwatch:
         waited: by thread, seconds for which it could run and another process had its core. Threads that Python started
             do other work, such as writing to disk, and do not count; what they may have made others wait is left out.
             Empty where the kernel does not say, and where it would say more than what other processes take: with more
-            threads than cores, or with a quota of processor time.
+            threads than cores, with a quota of processor time, and in one of several processes of a run.
     """
 
     passed: float = 0.0
@@ -43,16 +44,24 @@ class Stopwatch:
 
     def __enter__(self) -> Self:
         """Start."""
-        self._before = _reading()
-        self._started = time.perf_counter()
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop."""
-        self.passed = time.perf_counter() - self._started
-        before, after = self._before, _reading()
-        if before is not None and after is not None:
-            self.waited = after.waited_since(before)
+        self.lap()
+
+    def start(self) -> None:
+        """Start, or start again."""
+        self._before = _reading()
+        self._started = time.perf_counter()
+
+    def lap(self) -> None:
+        """Time what ran since the start or the last lap."""
+        now, before = time.perf_counter(), self._before
+        self._before = _reading()
+        self.passed, self._started = now - self._started, now
+        self.waited = {} if before is None or self._before is None else self._before.waited_since(before)
 
     @property
     def quiet(self) -> float:
@@ -65,6 +74,11 @@ class Stopwatch:
             return 0.0
         shares = (min(waited / self.passed, MOST_WAITING) for waited in self.waited.values())
         return self.passed * math.prod(1 - share for share in shares)
+
+    @property
+    def delay(self) -> float:
+        """Seconds that other processes added."""
+        return self.passed - self.quiet
 
 
 class _Reading(NamedTuple):
@@ -83,11 +97,11 @@ class _Reading(NamedTuple):
 
 def _reading() -> _Reading | None:
     """What this thread, and threads that libraries started, have waited so far; None where that is not known."""
-    if not _tells_of_others(torch.get_num_threads()):
-        return None
     own, waited, worked = threading.get_native_id(), dict[str, float](), 0.0
-    others = {str(thread.native_id) for thread in threading.enumerate() if thread.native_id != own}
     try:
+        if not _tells_of_others(torch.get_num_threads()):
+            return None
+        others = {str(thread.native_id) for thread in threading.enumerate() if thread.native_id != own}
         for thread in (PROC / "self" / "task").iterdir():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
                 seconds = [int(number) / 1e9 for number in (thread / "schedstat").read_text(encoding="ascii").split()]
@@ -102,7 +116,7 @@ def _reading() -> _Reading | None:
 
 @cache
 def _tells_of_others(threads: int) -> bool:
-    """Whether the kernel counts waiting for other processes, and no other: each thread has a core, and no quota."""
-    if not (PROC / "self" / "schedstat").exists():
+    """Whether the kernel counts waiting, and threads wait for nothing but processes that have no part in the run."""
+    if "WORLD_SIZE" in os.environ or not (PROC / "self" / "schedstat").exists():
         return False
     return threads <= len(os.sched_getaffinity(0)) and not has_core_quota()
