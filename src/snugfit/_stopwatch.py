@@ -19,10 +19,6 @@ from snugfit._core.machine_memory import PROC, has_core_quota
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-MOST_WAITING = 0.9
-"""Largest share of a computation's time for which a thread is taken to have waited. The kernel adds a wait when it
-ends, so that one that began before the computation counts in full."""
-
 
 @dataclass
 class Stopwatch:
@@ -61,7 +57,7 @@ class Stopwatch:
         now, before = time.perf_counter(), self._before
         self._before = _reading()
         self.passed, self._started = now - self._started, now
-        self.waited = {} if before is None or self._before is None else self._before.waited_since(before)
+        self.waited = {} if before is None or self._before is None else self._before.waited_since(before, self.passed)
 
     @property
     def quiet(self) -> float:
@@ -72,8 +68,7 @@ class Stopwatch:
         """
         if not self.passed:
             return 0.0
-        shares = (min(waited / self.passed, MOST_WAITING) for waited in self.waited.values())
-        return self.passed * math.prod(1 - share for share in shares)
+        return self.passed * math.prod(1 - waited / self.passed for waited in self.waited.values())
 
     @property
     def delay(self) -> float:
@@ -82,36 +77,59 @@ class Stopwatch:
 
 
 class _Reading(NamedTuple):
-    """What the kernel has counted, in seconds: waiting by thread, and the processor time of Python's other threads."""
+    """What threads have done so far: by thread, seconds of waiting and of work, and the work of Python's others."""
 
     waited: dict[str, float]
+    worked: dict[str, float]
     others_worked: float
 
-    def waited_since(self, before: _Reading) -> dict[str, float]:
-        """Waiting since another reading, less what Python's other threads may have caused."""
-        waited = {thread: seconds - before.waited.get(thread, 0.0) for thread, seconds in self.waited.items()}
+    def waited_since(self, before: _Reading, passed: float) -> dict[str, float]:
+        """Waiting in the seconds that have passed since another reading.
+
+        The kernel adds a wait when it ends, so that one that began earlier counts in full; but a thread did not wait
+        while it worked. What Python's other threads may have caused is left out.
+        """
+        waited = {
+            thread: min(
+                seconds - before.waited.get(thread, 0.0),
+                max(passed - self.worked[thread] + before.worked.get(thread, 0.0), 0.0),
+            )
+            for thread, seconds in self.waited.items()
+        }
         worked, total = max(self.others_worked - before.others_worked, 0.0), sum(waited.values())
         share = max(1 - worked / total, 0.0) if total else 0.0
         return {thread: share * seconds for thread, seconds in waited.items()}
 
 
 def _reading() -> _Reading | None:
-    """What this thread, and threads that libraries started, have waited so far; None where that is not known."""
-    own, waited, worked = threading.get_native_id(), dict[str, float](), 0.0
+    """That of this thread, of those that libraries started, and of Python's others; None where it is not known."""
+    own, found = threading.get_native_id(), _Reading({}, {}, 0.0)
     try:
         if not _tells_of_others(torch.get_num_threads()):
             return None
         others = {str(thread.native_id) for thread in threading.enumerate() if thread.native_id != own}
         for thread in (PROC / "self" / "task").iterdir():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-                seconds = [int(number) / 1e9 for number in (thread / "schedstat").read_text(encoding="ascii").split()]
+                waited = int((thread / "schedstat").read_text(encoding="ascii").split()[1]) / 1e9
                 if thread.name in others:
-                    worked += seconds[0]
+                    found = found._replace(others_worked=found.others_worked + _worked(int(thread.name)))
                 else:
-                    waited[thread.name] = seconds[1]
+                    found.waited[thread.name], found.worked[thread.name] = waited, _worked(int(thread.name))
     except (OSError, MemoryError, ValueError, IndexError):
         return None
-    return _Reading(waited, worked)
+    return found
+
+
+def _worked(thread: int) -> float:
+    """Processor seconds of a thread of this process: unlike those in ``schedstat``, they are up to date.
+
+    Linux makes the number of a thread's clock from that of the thread (``CPUCLOCK_PERTHREAD`` and ``CPUCLOCK_SCHED`` in
+    ``include/linux/posix-timers.h``). ``time.pthread_getcpuclockid`` does so too, for Python's own threads alone.
+    """
+    try:
+        return time.clock_gettime(~thread << 3 | 6)
+    except OSError as error:
+        raise ProcessLookupError(thread) from error
 
 
 @cache

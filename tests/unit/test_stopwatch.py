@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from snugfit import _stopwatch
-from snugfit._stopwatch import MOST_WAITING, Stopwatch, _Reading
+from snugfit._stopwatch import Stopwatch, _Reading
 
 RIVAL = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print(flush=True)\nwhile True: pass"
 
@@ -22,31 +22,47 @@ RIVAL = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print(flus
         ({"1": 0.0, "2": 0.0}, 8.0),
         ({"1": 2.0, "2": 0.0}, 6.0),
         ({"1": 2.0, "2": 4.0}, 3.0),  # both have a core for 3/4 * 1/2 of the time
-        ({"1": 9.0}, 8.0 * (1 - MOST_WAITING)),
     ],
 )
 def test_work_goes_on_while_every_thread_has_a_core(waited, quiet):
     assert Stopwatch(8.0, waited).quiet == pytest.approx(quiet)
 
 
-def test_threads_that_began_count_and_those_that_ended_do_not(monkeypatch):
-    readings = iter([_Reading({"1": 1.0, "2": 7.0}, 4.0), _Reading({"1": 1.5, "3": 0.25}, 4.0)])
-    monkeypatch.setattr(_stopwatch, "_reading", lambda: next(readings))
-    with Stopwatch() as stopwatch:
-        pass
-    assert stopwatch.waited == {"1": 0.5, "3": 0.25} and stopwatch.passed > 0
+def reading(waited, worked=0.0, others=0.0):
+    """That of threads which have all worked as long."""
+    return _Reading(waited, dict.fromkeys(waited, worked), others)
+
+
+def test_threads_that_began_count_and_those_that_ended_do_not():
+    before, after = reading({"1": 1.0, "2": 7.0}), reading({"1": 1.5, "3": 0.25})
+    assert after.waited_since(before, 10.0) == {"1": 0.5, "3": 0.25}
     assert Stopwatch().quiet == 0.0
 
 
 @pytest.mark.parametrize(("worked", "waited"), [(0.0, [3.0, 1.0]), (1.0, [2.25, 0.75]), (9.0, [0.0, 0.0])])
 def test_what_other_threads_of_python_may_have_caused_does_not_count(worked, waited):
-    before, after = _Reading({"1": 1.0, "2": 1.0}, 5.0), _Reading({"1": 4.0, "2": 2.0}, 5.0 + worked)
-    assert list(after.waited_since(before).values()) == waited
+    before, after = reading({"1": 1.0, "2": 1.0}, 0.0, 5.0), reading({"1": 4.0, "2": 2.0}, 0.0, 5.0 + worked)
+    assert list(after.waited_since(before, 10.0).values()) == waited
+
+
+@pytest.mark.parametrize(("worked", "waited"), [(0.0, 4.0), (3.0, 1.0), (4.5, 0.0)])
+def test_a_wait_that_began_earlier_counts_for_no_longer_than_the_thread_did_not_work(worked, waited):
+    assert reading({"1": 9.0}, worked).waited_since(reading({"1": 1.0}), 4.0) == {"1": waited}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the clock of another thread is Linux's")
+def test_the_processor_seconds_of_a_thread():
+    worked = []
+    for clock in (time.thread_time, lambda: _stopwatch._worked(threading.get_native_id()), time.thread_time):
+        worked.append(clock())
+    assert worked == sorted(worked) and worked[0] > 0
+    with pytest.raises(ProcessLookupError):
+        _stopwatch._worked(2**22 + 1)
 
 
 @pytest.mark.parametrize("missing", [0, 1])
 def test_without_both_readings_nothing_is_left_out(monkeypatch, missing):
-    readings = [_Reading({"1": 1.0}, 0.0), _Reading({"1": 5.0}, 0.0)]
+    readings = [reading({"1": 1.0}), reading({"1": 5.0})]
     readings[missing] = None
     numbers = iter(readings)
     monkeypatch.setattr(_stopwatch, "_reading", lambda: next(numbers))
@@ -113,7 +129,7 @@ def test_threads_that_wait_for_something_else_say_nothing(counting_kernel, monke
 
 
 def test_laps_follow_each_other_without_a_gap(monkeypatch):
-    readings = iter([_Reading({"1": second}, 0.0) for second in (0.0, 1.0, 3.0)])
+    readings = iter([reading({"1": second}) for second in (0.0, 1.0, 3.0)])
     clock = iter([10.0, 14.0, 22.0])
     monkeypatch.setattr(_stopwatch, "_reading", lambda: next(readings))
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))

@@ -50,6 +50,8 @@ memory that is really used counts as usual.
 LONG_MAPPING_SECONDS, LEAST_MAPPING_SECONDS = 0.1, 0.02
 """Seconds of mapping memory that are measured well enough in one step, and in all steps of a probe together: the system
 counts them in ticks of 4 or 10 ms."""
+MOST_MAPPING = 0.9
+"""Largest share of a step's seconds that counts as mapping memory: beside other processes the two are less certain."""
 Step = Callable[[int], object]
 
 
@@ -254,7 +256,7 @@ class _Attempt:
             replace(
                 point,
                 peak_bytes=max(point.peak_bytes - rested + held, self.built, 1),
-                mapping_seconds=min(self._mapping_seconds(mapped), point.seconds),
+                mapping_seconds=min(self._mapping_seconds(mapped), MOST_MAPPING * point.seconds),
             )
             for point, rested, mapped in zip(self.measured, self.rested, self.mapped, strict=True)
         ]

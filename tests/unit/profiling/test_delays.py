@@ -20,7 +20,7 @@ def half_busy(monkeypatch):
     """A machine on which every computation takes 4 s, for 2 of which another process has the core."""
     clock, waiting = count(0.0, 4.0), count(0.0, 2.0)
     monkeypatch.setattr(_stopwatch.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(_stopwatch, "_reading", lambda: _stopwatch._Reading({"1": next(waiting)}, 0.0))
+    monkeypatch.setattr(_stopwatch, "_reading", lambda: _stopwatch._Reading({"1": next(waiting)}, {"1": 0.0}, 0.0))
 
 
 @pytest.mark.parametrize(("device", "seconds"), [("cpu", 2.0), ("cuda", 4.0)])

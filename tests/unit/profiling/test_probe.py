@@ -472,9 +472,9 @@ def test_each_step_has_the_time_for_its_pages(monkeypatch, factor):
     line = measure_probe(made, machine, machine)
     assert ran == [2, 2, 8, 8, 14, 14]
     page = sum(times) / (10 * sum(ran)) if factor >= 1 else 0.0
-    largest = min(times[-1], 0.14) if factor > 1 else 140 * page
+    largest = min(times[-1], 0.9 * 0.14) if factor > 1 else 140 * page
     assert [point.mapping_seconds for point in line.points] == pytest.approx(
-        [min(20 * page, 0.02), min(80 * page, 0.08), largest]
+        [min(20 * page, 0.9 * 0.02), min(80 * page, 0.9 * 0.08), largest]
     )
 
 

@@ -168,7 +168,8 @@ def test_buffers_that_are_infinite_from_the_beginning_are_saved(tmp_path):
 def test_a_phase_says_what_other_processes_added(tmp_path, monkeypatch):
     run = make_run(tmp_path, [])
     run.start_phase(PHASE, 0, 2, 3, 5)
-    monkeypatch.setattr(_stopwatch, "_reading", lambda: _stopwatch._Reading({"1": time.perf_counter() / 2}, 0.0))
+    waited = (_stopwatch._Reading({"1": time.perf_counter() / 2}, {"1": 0.0}, 0.0) for _ in iter(int, 1))
+    monkeypatch.setattr(_stopwatch, "_reading", lambda: next(waited))
     run._stopwatch.start()
     run.tick()
     before, run.position.phase_seconds = run.position.phase_delay_seconds, 0.0
