@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from snugfit._core.machine_memory import PROC, has_core_quota
+from snugfit._core.own_cores import usable_cores
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -137,4 +138,4 @@ def _tells_of_others(threads: int) -> bool:
     """Whether the kernel counts waiting, and threads wait for nothing but processes that have no part in the run."""
     if "WORLD_SIZE" in os.environ or not (PROC / "self" / "schedstat").exists():
         return False
-    return threads <= len(os.sched_getaffinity(0)) and not has_core_quota()
+    return threads <= len(usable_cores()) and not has_core_quota()

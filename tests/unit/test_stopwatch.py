@@ -103,7 +103,7 @@ def counting_kernel(monkeypatch, tmp_path):
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "schedstat").touch()
     monkeypatch.setattr(_stopwatch, "PROC", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+    monkeypatch.setattr(_stopwatch, "usable_cores", lambda: (0, 1))
     monkeypatch.setattr(_stopwatch, "has_core_quota", lambda: False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     _stopwatch._tells_of_others.cache_clear()
@@ -118,7 +118,7 @@ def test_a_kernel_that_counts_waiting_tells_of_other_processes(counting_kernel):
 @pytest.mark.parametrize("reason", ["few cores", "a quota", "several processes", "no count"])
 def test_threads_that_wait_for_something_else_say_nothing(counting_kernel, monkeypatch, reason):
     if reason == "few cores":
-        monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+        monkeypatch.setattr(_stopwatch, "usable_cores", lambda: (0,))
     elif reason == "a quota":
         monkeypatch.setattr(_stopwatch, "has_core_quota", lambda: True)
     elif reason == "several processes":

@@ -18,6 +18,7 @@ from snugfit._chain import Chain
 from snugfit._core.amounts import parse_bytes
 from snugfit._core.keywords import LoopKeywords, with_keywords
 from snugfit._core.options import Checked, Count, Size, from_keywords
+from snugfit._core.own_cores import on_own_core
 from snugfit._core.parts import part_sizes
 from snugfit._core.request import Request
 from snugfit._core.workload import OptimizerState
@@ -169,7 +170,7 @@ class FitStep:
         new = not self._known.issuperset(sizes)
         loss = None
         try:
-            with self._limit.allow_kernels() if new else nullcontext():
+            with on_own_core(), self._limit.allow_kernels() if new else nullcontext():
                 loss = self._trainer.step(parts_of(as_tensor(images, self._inputs), targets, sizes))
         except MEMORY_ERRORS as error:
             if not is_out_of_memory(error):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import dataclass, field, replace
 from itertools import permutations
@@ -11,6 +10,7 @@ from typing import Any
 
 from snugfit._core.documents import read_as
 from snugfit._core.options import AUTO, DecodingThreads, checked
+from snugfit._core.own_cores import usable_cores
 from snugfit._core.serial import from_data, to_data
 from snugfit.errors import UsageError
 
@@ -38,7 +38,7 @@ class Hardware:
 
 def cores() -> int:
     """Cores available to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(usable_cores())
 
 
 def decoding_threads(workers: int | str) -> int:

@@ -10,6 +10,7 @@ from itertools import chain, pairwise
 import numpy as np
 import torch
 
+from snugfit._core.own_cores import leave_own_core
 from snugfit._core.parts import epoch_parts
 from snugfit._data.device_transform import Placement, transform_on
 from snugfit._data.multi_label import targets_of
@@ -81,7 +82,7 @@ class Batches:
         """Let a thread read images (B,) that are needed next, if a device computes meanwhile."""
         if self.placement is None or self.image_set.runs_own_code:
             return
-        self._reader = self._reader or ThreadPoolExecutor(1, thread_name_prefix="read")
+        self._reader = self._reader or ThreadPoolExecutor(1, "read", leave_own_core)
         self._reading = indices, self._reader.submit(self.image_set.images, indices)
 
     def _read(self, indices: np.ndarray) -> torch.Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from snugfit._core.own_cores import leave_own_core
 from snugfit._core.parts import epoch_parts
 from snugfit._storage.activation_cache import ActivationCache
 from snugfit._training.strategy import BatchSource
@@ -110,7 +111,7 @@ def _epoch_order(seed: int, epoch: int, rows: int) -> np.ndarray:
 
 def _background_thread() -> ThreadPoolExecutor:
     """Start one thread with a small stack; the usual 8 MiB would count as private memory under the limit."""
-    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snugfit-cache")
+    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snugfit-cache", initializer=leave_own_core)
     usual = threading.stack_size(_THREAD_STACK)
     try:
         executor.submit(int).result()

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from snugfit._core.own_cores import on_own_core
 from snugfit._core.record import PRECISIONS, IntervalRecord, Record
 from snugfit._core.serial import to_data
 from snugfit._core.workload import Workload
@@ -115,7 +116,8 @@ def metered(batches: Iterator[tuple[Tensor, Tensor]], run: Run) -> Iterator[tupl
     """
     for batch in batches:
         run.tick()
-        yield batch
+        with on_own_core():
+            yield batch
     run.freed.pause(always=bool(run.own.metrics))
 
 

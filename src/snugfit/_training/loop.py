@@ -9,6 +9,7 @@ from shlex import quote
 
 from torch import Tensor
 
+from snugfit._core.own_cores import on_own_core
 from snugfit._core.plan import Phase
 from snugfit._quantities import format_bytes
 from snugfit._training.events import EpochDone, Notice, StepDone
@@ -128,7 +129,8 @@ def _step_within_budget(
         inputs, labels = feed.take()
         count = len(labels)
         last = count == left
-        result = trainable.step(inputs, labels, count / images, last)
+        with on_own_core():
+            result = trainable.step(inputs, labels, count / images, last)
         del inputs, labels
         feed.read_ahead(step_ends=last)
         return result, count
@@ -185,7 +187,8 @@ def _timed(batches: Iterable[tuple[Tensor, Tensor]], run: Run) -> Iterator[tuple
     started = time.perf_counter()
     for batch in batches:
         run.tick()
-        yield batch
+        with on_own_core():
+            yield batch
     run.add_overhead("statistics", time.perf_counter() - started)
 
 

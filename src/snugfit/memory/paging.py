@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from snugfit._core.own_cores import leave_own_core
 from snugfit.memory.scratch import over_limit, reserve_space, storage_error
 
 BLOCK_BYTES = 1 << 18
@@ -222,6 +223,7 @@ class PageFile:
 
 def _work(descriptor: int, jobs: queue.SimpleQueue[_Job | None], failed: list[OSError]) -> None:
     """Run jobs one after another until there is None; then close the file."""
+    leave_own_core()
     while (job := jobs.get()) is not None:
         run, block, offset, size = job
         try:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from snugfit._core.own_cores import on_own_core
 from snugfit._stopwatch import Stopwatch
 from snugfit.memory.device import device_at_rest
 from snugfit.memory.tensors import LiveBytes, storage_id
@@ -298,7 +299,7 @@ def timed(function: Callable[[], Any], device: torch.device) -> tuple[Any, float
         seconds = found.memory.seconds(lambda: results.append(function()))
         return results.pop(), seconds
     worked = time.process_time()
-    with Stopwatch() as stopwatch:
+    with on_own_core(), Stopwatch() as stopwatch:
         result = function()
     worked = time.process_time() - worked
     alone = device.type == "cpu" and torch.get_num_threads() == 1

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import torch
 
+from snugfit._core.own_cores import on_own_core
 from snugfit._core.profile import HeapUse, ProbeLine, ProbePoint
 from snugfit._stopwatch import Stopwatch
 from snugfit.errors import MEMORY_ERRORS
@@ -379,7 +380,7 @@ class _Attempt:
 
 def _timed(step: Step, batch: int, device: torch.device) -> tuple[float, PageMapping]:
     before = PageMapping.so_far()
-    with Stopwatch() as stopwatch:
+    with on_own_core(), Stopwatch() as stopwatch:
         step(batch)
         synchronize(device)
     seconds = stopwatch.quiet if device.type == "cpu" else stopwatch.passed  # a GPU works while the host waits

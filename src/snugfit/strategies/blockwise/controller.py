@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from snugfit import _meta_device
 from snugfit._chain import UnitStore, load_into, release
 from snugfit._core.options import CacheDtype
+from snugfit._core.own_cores import on_own_core
 from snugfit._core.plan import Phase
 from snugfit._core.record import ExitRecord, Record
 from snugfit._storage.activation_cache import ActivationCache, CacheWriter
@@ -300,7 +301,7 @@ class Controller:
         seed_all(derive_seed(self.run.workload.seed, "exits", block.first))
         for inputs, labels in val.in_order(self._forward_batch(block)):
             features = inputs.to(self.run.device)
-            with self.run.limit.allow_kernels():
+            with self.run.limit.allow_kernels(), on_own_core():
                 for offset, local in enumerate(trainer.units):
                     read = local.body(features)
                     correct[offset] += int((local.loss.predict(read).argmax(1).cpu() == labels).sum())
@@ -323,7 +324,7 @@ class Controller:
         run, row_bytes = self.run, 0
         for inputs, labels in self._views(index, train, self._forward_batch(block)):
             features = inputs.to(run.device)
-            with run.limit.allow_kernels():
+            with run.limit.allow_kernels(), on_own_core():
                 for local in trainer.units:
                     features = local.unit(features)
             writer.write(features, labels)
