@@ -52,7 +52,7 @@ class LoopOptions(Checked):
     optimizer_state: OptimizerState | None = None
     lr: float | None = None
     weight_decay: float | None = None
-    keep_freed: bool = False
+    keep_freed: bool | None = None
 
     def request(self) -> Request:
         """The same as the request of a plan, which checks learning rate and weight decay."""
@@ -147,7 +147,8 @@ class FitStep:
         self._steps = self._measured = 0
         self._closed = False
         self._freed = FreedMemory(meter, limit)
-        self._freed.begin(fillable_bytes(plan.predicted_bytes) if plan.kept_bytes else 0, plan.kept_bytes)
+        allowed = fillable_bytes(plan.predicted_bytes) if limit.device.type == "cpu" else 0
+        self._freed.begin(allowed, plan.kept_bytes)
         self._trimmed_at = time.perf_counter()
 
     def __call__(self, images: Tensor | SeveralInputs, targets: Tensor) -> Tensor:
@@ -165,6 +166,22 @@ class FitStep:
             BudgetExceededError: memory is refused; gradients are freed, and the loop may go on.
         """
         self._check(images, targets)
+        with self._keeping():
+            return self._step(images, targets)
+
+    @contextmanager
+    def _keeping(self) -> Iterator[None]:
+        """Keep freed memory in a step, and give it back afterwards, unless it is kept between steps, too."""
+        if self.plan.kept_between:
+            yield
+            return
+        try:
+            with self._freed.kept(steps=True):
+                yield
+        finally:
+            self._freed.pause(always=True)
+
+    def _step(self, images: Tensor | SeveralInputs, targets: Tensor) -> Tensor:
         self._tick()
         sizes = part_sizes(len(targets), -(-len(targets) // self.plan.micro_batch))
         new = not self._known.issuperset(sizes)
@@ -303,7 +320,8 @@ def fit(
         **options: ``batch_size``, ``optimizer`` (``sgd`` or ``adamw``), ``optimizer_state``, ``lr`` and
             ``weight_decay``, with the defaults of :func:`snugfit.plan`; the learning rate stays constant unless
             ``step.lr`` is set. ``keep_freed=True`` keeps freed memory for the next step, as far as the budget has
-            room: steps are faster, and whatever else the loop does, such as validation, has less of the budget.
+            room: steps are faster, and whatever else the loop does, such as validation, has less of the budget. By
+            default that is done where the budget has room for another step; within a step freed memory is always kept.
 
     Raises:
         UsageError, DataError: an option, the example or the loss cannot be used.
@@ -323,7 +341,7 @@ def fit(
         try:
             release_memory()
             meter.restart()
-            with step._freed.kept(steps=True):
+            with step._freed.kept(steps=True) if step.plan.kept_between else nullcontext():
                 yield step
         finally:
             step._close()
@@ -351,8 +369,7 @@ def _planned(
     workload = step_workload(network.model, shape, chosen.batch_size, network.optimizer, inputs)
     images, targets = (_resized(each, chosen.batch_size).to(limit.device) for each in batch)
     plan = LoopPlanner(network, workload, (images, targets), limit, meter).plan()
-    plan = plan.with_kept_memory(limit) if chosen.keep_freed else plan
-    return FitStep(network, plan, limit, meter, example)
+    return FitStep(network, plan.with_kept_memory(limit, chosen.keep_freed), limit, meter, example)
 
 
 def _device_to_train_on(model: Any) -> torch.device:

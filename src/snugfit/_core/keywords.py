@@ -113,7 +113,7 @@ class LoopKeywords(TypedDict, total=False):
     optimizer_state: Literal["float32", "bfloat16", "int8"] | None
     lr: float | None
     weight_decay: float | None
-    keep_freed: bool
+    keep_freed: bool | None
 
 
 class EstimateKeywords(TypedDict, total=False):

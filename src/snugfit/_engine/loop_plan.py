@@ -27,7 +27,7 @@ from snugfit._training.dry_run import SPARE_BYTES, smaller_batch_sizes
 from snugfit.errors import MEMORY_ERRORS, BudgetExceededError, InfeasibleBudgetError, SnugfitError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory, tensor_peak_bytes
 from snugfit.memory.address_space import KERNEL_BYTES
-from snugfit.memory.freed_memory import LOOP_GROWTH, kept_peak
+from snugfit.memory.freed_memory import LOOP_GROWTH, kept_peak, room_bytes
 from snugfit.profiling import META_PASS_BYTES, Probe, unit_stats
 from snugfit.profiling.measuring import FIRST_GROWTH
 from snugfit.strategies.checkpoint.candidates import (
@@ -59,7 +59,8 @@ class LoopPlan:
         batch_size: images of a whole batch.
         recomputation: units or modules that are computed again, as their schedule prints; empty if none are.
         predicted_bytes: upper bound of the peak above the baseline.
-        kept_bytes: what of it is freed memory that the heap keeps from step to step, for speed.
+        kept_bytes: what of it is freed memory that the heap keeps within a step, for speed, unless the loop needs it.
+        kept_between: whether the heap keeps it between steps, too.
     """
 
     micro_batch: int
@@ -68,14 +69,23 @@ class LoopPlan:
     recomputation: str
     predicted_bytes: int
     kept_bytes: int = 0
+    kept_between: bool = False
 
-    def with_kept_memory(self, limit: MemoryLimit) -> LoopPlan:
-        """The plan with the peak that keeping freed memory may lead to within the limit; unchanged on a GPU."""
+    def with_kept_memory(self, limit: MemoryLimit, between: bool | None) -> LoopPlan:
+        """The plan with the peak that keeping freed memory may lead to within the limit; unchanged on a GPU.
+
+        Args:
+            limit: the memory limit.
+            between: whether freed memory is kept between steps, too; by default if there is room for all of it and for
+                another step, so that validation has as much as a step.
+        """
         if limit.device.type != "cpu":
             return self
-        free = machine_memory(private_bytes()).free_bytes
-        peak = kept_peak(self.predicted_bytes, limit.budget_bytes, free, LOOP_GROWTH)
-        return replace(self, predicted_bytes=peak, kept_bytes=peak - self.predicted_bytes)
+        free, least = machine_memory(private_bytes()).free_bytes, self.predicted_bytes
+        peak = kept_peak(least, limit.budget_bytes, free, LOOP_GROWTH)
+        if between is None:
+            between = room_bytes(limit.budget_bytes, free) >= (LOOP_GROWTH + 1) * least
+        return replace(self, predicted_bytes=peak, kept_bytes=peak - least, kept_between=between)
 
 
 def infeasible(name: str, budget_bytes: int, smallest_bytes: int) -> InfeasibleBudgetError:

@@ -376,43 +376,47 @@ def test_an_error_keeps_no_batch_alive_and_a_batch_above_the_budget_is_told(fres
 
 
 def keeping():
-    """Page faults of the first four steps and of four later ones, in a budget with room and in one without."""
+    """Page faults of the first step and of a later one, and what is in memory after it, by budget and option."""
     import resource
 
     import torch
 
     import snugfit
+    from snugfit._core.machine_memory import private_bytes
 
     def faults(step, images, targets):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(4):
-            step(images, targets)
+        step(images, targets)
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-    def trained(memory, keep_freed=True):
+    def trained(memory, keep_freed=None):
         example = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
         options = {"memory": memory, "batch_size": 32, "example": example, "keep_freed": keep_freed}
         with snugfit.fit(deep(), torch.nn.functional.cross_entropy, **options) as step:
-            step(*example)
             first = faults(step, *example)
             for _ in range(4):
-                faults(step, *example)
-            return {"first": first, "later": faults(step, *example), "kept": step.plan.kept_bytes, **vars(step.record)}
+                step(*example)
+            later, between = faults(step, *example), private_bytes() - resting
+            return {"first": first, "later": later, "between": between, **vars(step.plan), **vars(step.record)}
 
     snugfit.prepare_process(1)
+    resting = private_bytes()
     ample = trained("600MB")
-    least = ample["predicted_bytes"] - ample["kept"]
-    return [ample, trained(int(least * 1.5)), trained("600MB", keep_freed=False)]
+    least = ample["predicted_bytes"] - ample["kept_bytes"]
+    return [ample, trained(int(least * 2.2)), trained(int(least * 1.05)), trained("600MB", keep_freed=False)]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the thresholds are glibc's")
-def test_freed_memory_is_kept_for_the_next_step_where_the_budget_has_room(fresh_process):
-    ample, some, plain = fresh_process(keeping, helpers=(deep,))["keeping"]
-    for record in (ample, some, plain):
+def test_freed_memory_is_kept_in_a_step_and_between_steps_where_another_one_would_fit(fresh_process):
+    ample, some, tight, returned = records = fresh_process(keeping, helpers=(deep,))["keeping"]
+    for record in records:
         assert record["measured_bytes"] <= record["predicted_bytes"] <= record["budget_bytes"], record
-    assert ample["kept"] > some["kept"] > 0 == plain["kept"]
-    assert ample["later"] < plain["later"] / 2
-    assert plain["later"] > plain["first"] / 2
+        assert record["later"] < record["first"] * 0.8, record
+    assert [record["kept_between"] for record in records] == [True, False, False, False]
+    assert ample["kept_bytes"] == pytest.approx(some["kept_bytes"], rel=0.1)
+    assert tight["kept_bytes"] < some["kept_bytes"] / 2
+    for record in (some, tight, returned):
+        assert record["between"] < ample["between"] / 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")
