@@ -20,6 +20,7 @@ from snugfit._quantities import format_bytes
 from snugfit._training.run import TRIM_SECONDS
 from snugfit.errors import UsageError
 from snugfit.memory import MemoryLimit, make_meter, release_memory, trim_heap
+from snugfit.memory.freed_memory import FreedMemory, fillable_bytes
 from snugfit.profiling import META_PASS_BYTES
 
 
@@ -46,7 +47,8 @@ class LoopBudget:
         self.loop_plan: LoopPlan | None = None
         self._inside, self._open = ExitStack(), ExitStack()
         self._known: set[int] = set()
-        self.steps = self._measured = 0
+        self.steps = self._measured = self._micro_batches = 0
+        self._freed: FreedMemory | None = None
         self._trimmed_at = time.perf_counter()
 
     def plan(self, module: nn.Module, make_step: Callable[[], LibraryStep], batch_size: int) -> LoopPlan:
@@ -61,7 +63,7 @@ class LoopBudget:
         self._meter = make_meter(resting, device)  # its thread begins before memory is limited
         self._limit = MemoryLimit(self.budget_bytes, resting, device)
         with self._limit, planning(batch_size, self._limit):
-            self.loop_plan = self._planned(make_step, batch_size)
+            self.loop_plan = self._planned(make_step, batch_size).with_kept_memory(self._limit, between=False)
         self._known = {self.loop_plan.micro_batch}
         return self.loop_plan
 
@@ -74,19 +76,23 @@ class LoopBudget:
         """Enforce and measure from now on; lifts first what an exception has left in force."""
         self.close()
         release_memory()
-        self.steps = self._measured = 0
+        self.steps = self._measured = self._micro_batches = 0
         self._open.enter_context(self._limit)
         self._open.callback(self.mark)
+        self._freed = None
         self._meter.restart()
 
-    def begin(self, images: int | None) -> None:
+    def begin(self, images: int | None, *, trains: bool = False) -> None:
         """A micro-batch of so many images is next: let the limit follow the memory that is mapped.
 
         Without a number it may generate kernels; :data:`RESERVED_BYTES` pays for them. Before a plan there is no limit.
+        Freed memory is kept while it ``trains``, and given back afterwards.
         """
         if self.loop_plan is None:
             return
         self.end()
+        if trains:
+            self._keep_freed(self.loop_plan)
         if time.perf_counter() - self._trimmed_at > TRIM_SECONDS:
             trim_heap()
             self._trimmed_at = time.perf_counter()
@@ -96,8 +102,26 @@ class LoopBudget:
         if images is not None:
             self._known.add(images)
 
+    def _keep_freed(self, plan: LoopPlan) -> None:
+        """Keep freed memory until the end of a micro-batch, once a step has made the optimizer's state.
+
+        The micro-batches of the next step keep nothing, and show what every layer and the update take.
+        """
+        if not self.steps:
+            self._micro_batches += 1
+            return
+        if self._freed is None:
+            allowed = fillable_bytes(plan.predicted_bytes) if self._limit.device.type == "cpu" else 0
+            self._freed = FreedMemory(self._meter, self._limit)
+            self._freed.begin(allowed, plan.kept_bytes, self._micro_batches)
+            self._open.callback(self._freed.close)
+        self._inside.callback(self._freed.pause, always=True)
+        self._inside.enter_context(self._freed.kept(steps=True))
+
     def end(self) -> None:
         """A micro-batch has been used."""
+        if self._freed is not None:
+            self._freed.after_step()
         self._inside.close()
         self.mark()
 

@@ -73,7 +73,7 @@ class MemoryBudget:
     def loader(self) -> Iterator[Any]:
         """An epoch of micro-batches (B, ...), to loop over with ``accelerator.accumulate``."""
         for batch in self._loader:
-            self.budget.begin(images_of(batch))
+            self.budget.begin(images_of(batch), trains=True)
             yield batch
             self.budget.end()
             self.budget.steps += bool(self._accelerator.sync_gradients)

@@ -73,11 +73,11 @@ class MemoryBudget(transformers.TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Let the limit follow the memory that is mapped; the Trainer does not tell how many images are next."""
-        self.budget.begin(None)
+        self.budget.begin(None, trains=True)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The same for each micro-batch."""
-        self.budget.begin(None)
+        self.budget.begin(None, trains=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Read the peak; evaluation may be next."""

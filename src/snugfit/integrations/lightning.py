@@ -105,8 +105,8 @@ class MemoryBudget(pl.Callback):
         return LibraryStep(module, trainer.optimizers, passes, self._recomputation, bytes_of(batch))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Let the limit follow the memory that is mapped."""
-        self.budget.begin(images_of(batch))
+        """Let the limit follow the memory that is mapped, and keep freed memory while the batch trains."""
+        self.budget.begin(images_of(batch), trains=True)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Read the peak, of a batch (B, ...)."""

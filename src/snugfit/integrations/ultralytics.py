@@ -58,7 +58,7 @@ class MemoryBudget:
         self.budget = LoopBudget(memory)
         events: dict[str, Callable[[Any], None]] = {
             "on_pretrain_routine_end": self._plan,
-            "on_train_batch_start": self._begin,
+            "on_train_batch_start": lambda _: self.budget.begin(None, trains=True),
             "on_train_batch_end": self._end,
             "on_val_batch_start": self._begin,
             "on_val_batch_end": self._end,
