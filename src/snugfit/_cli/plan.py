@@ -88,7 +88,7 @@ def _with_memory_now(cached: Plan) -> Plan:
 
 
 def _planned(request: Request, steps: int, output: OutputOptions) -> dict[str, Any]:
-    with fork_server(request.budget) as server:
+    with fork_server(request.budget, request.machine.threads) as server:
         plan_once = partial(planned, output=output, steps=steps, server=server)
         return plan_again(request, plan_once(request), partial(plan_once, noted=True))
 

@@ -91,7 +91,7 @@ def _new_request(flags: RequestFlags) -> Request:
 
 def _started(request: Request, output: OutputOptions) -> dict[str, Any]:
     """The record of a new run; if nothing fits, or nothing exact, strategies are planned in processes of their own."""
-    with fork_server(request.budget) as server:
+    with fork_server(request.budget, request.machine.threads) as server:
 
         def ask(each: Request, **asked: Any) -> dict[str, Any]:
             job = {"request": each.to_json(), "resume": None, **asked}

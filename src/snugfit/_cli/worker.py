@@ -21,6 +21,7 @@ from snugfit._cli.startup import (
 )
 from snugfit._cli.worker_processes import end_server, forked_job, import_api
 from snugfit._core.forking import FORWARDED, die_with_parent
+from snugfit._core.own_cores import bind_compute_threads
 from snugfit._core.request import Request
 from snugfit._training.events import Event, Notice, RunStarted, without_notices
 from snugfit.errors import InterruptedRunError
@@ -46,6 +47,7 @@ def main() -> int:
         return InterruptedRunError.exit_code
     descriptor = int(sys.argv[1])
     job = json.load(sys.stdin)
+    bind_compute_threads(job["threads"])
     is_forked = job["command"] == "serve"
     if is_forked:
         forked = forked_job(descriptor, int(sys.argv[2]), API_MODULE)

@@ -67,10 +67,10 @@ class ForkServer:
         process: the server, whose process group has the forked processes, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int | None) -> None:
         self._jobs, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self.process = start_worker(theirs.fileno(), {"command": "serve"})
+            self.process = start_worker(theirs.fileno(), {"command": "serve", "threads": threads})
 
     def fork(self, job: dict[str, Any], writing: int) -> ForkedChild:
         """Start a job in a process of its own, which sends its messages through a pipe."""
@@ -132,13 +132,13 @@ class ForkedChild:
 
 
 @contextlib.contextmanager
-def fork_server(budget: BudgetOptions) -> Iterator[ForkServer | None]:
+def fork_server(budget: BudgetOptions, threads: int | None = None) -> Iterator[ForkServer | None]:
     """A server while the context lasts; None beyond Linux, in a launch, and where its memory counts or is short."""
     if budget.total_memory is not None or not may_fork():
         yield None
         return
     adopt_orphans(True)
-    server = ForkServer()
+    server = ForkServer(threads)
     try:
         yield server
     finally:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from snugfit._core.machine_memory import machine_memory
-from snugfit._core.own_cores import restart_own_cores
 
 LEAST_FREE_BYTES = 10**9
 """With less free memory nothing is forked: this process keeps a copy of every page that a child changes, 36 MB in all
@@ -45,7 +44,7 @@ def die_with_parent() -> None:
 def run_forked(work: Callable[[Send], Any], on_message: Callable[[Any], object]) -> Any:
     """Run ``work`` in a forked process and return its result, which JSON can hold.
 
-    torch's compute threads end, and start again in both processes. Ctrl-C reaches this process alone.
+    torch's compute threads end, and start again when they are used. Ctrl-C reaches this process alone.
 
     Args:
         work: gets a function that sends messages to this process.
@@ -56,13 +55,6 @@ def run_forked(work: Callable[[Send], Any], on_message: Callable[[Any], object])
     """
     if not _end_threads():
         raise ChildProcessError("OpenMP's threads cannot be ended")
-    try:
-        return _run(work, on_message)
-    finally:
-        restart_own_cores()
-
-
-def _run(work: Callable[[Send], Any], on_message: Callable[[Any], object]) -> Any:
     parent, (reading, writing) = os.getpid(), os.pipe()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     try:
@@ -118,7 +110,6 @@ def _work(work: Callable[[Send], Any], writing: int, parent: int) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-    restart_own_cores()
     with os.fdopen(writing, "w", encoding="utf-8") as pipe:
 
         def send(**message: Any) -> None:

@@ -25,7 +25,7 @@ from torch import nn
 
 from snugfit._core.machine_memory import PROC, counts, private_bytes
 from snugfit._core.options import Workers, checked
-from snugfit._core.own_cores import give_own_cores
+from snugfit._core.own_cores import free_leader
 from snugfit._upstream import to_channels_last
 from snugfit.memory.deferred_imports import defer_imports
 from snugfit.memory.device import release_devices
@@ -52,8 +52,6 @@ _status = _Status()
 _THREAD_STACK_BYTES = 512 * 1024
 _KERNELS_KEPT = 192
 """Number of generated kernels that oneDNN caches; with its default of 1024 their memory grows with every new shape."""
-_ONE_THREAD_ELEMENTS = 2**15
-"""Elements of a tensor that torch leaves to one thread (``at::internal::GRAIN_SIZE``)."""
 LIST_SECONDS = 5.0
 """Time between two listings of child processes, each of which takes a few milliseconds."""
 
@@ -150,8 +148,8 @@ def prepare_process(threads: int | None = None, waiting: int | None = None) -> B
     """Start threads, warm up torch, set the allocator, and take the baseline.
 
     The warm-up runs one tiny forward, backward and optimizer step. Modules of torch that only compilers need (dynamo,
-    inductor, sympy) are not imported until something else uses them. With as many threads as cores, and without a GPU,
-    each thread gets a core of its own (:func:`give_own_cores`). cuDNN's algorithms are deterministic from here on.
+    inductor, sympy) are not imported until something else uses them. If OpenMP binds its threads to cores, this
+    one, which leads them, is bound only while it computes. cuDNN's algorithms are deterministic from here on.
 
     Args:
         threads: compute threads; torch's own choice by default.
@@ -161,6 +159,7 @@ def prepare_process(threads: int | None = None, waiting: int | None = None) -> B
         UsageError: ``threads`` is not a valid number of threads.
     """
     threads = checked("threads", Workers | None, threads)
+    free_leader()
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KERNELS_KEPT))
     set_allocator()
     allow_huge_pages(False)
@@ -168,8 +167,6 @@ def prepare_process(threads: int | None = None, waiting: int | None = None) -> B
     threading.stack_size(_THREAD_STACK_BYTES)
     if threads is not None:
         torch.set_num_threads(threads)
-    if not torch.cuda.is_available():  # CUDA has threads of its own, which start in the first backward pass
-        give_own_cores(torch.get_num_threads(), _use_all_threads)
     defer_imports(library_import)
     warm_up()
     release_memory()
@@ -220,10 +217,6 @@ def is_own_process() -> bool:
 def late_bytes() -> int:
     """Private memory of all imports inside :func:`library_import` so far, which is part of no baseline."""
     return sum(_late_bytes)
-
-
-def _use_all_threads() -> None:
-    torch.zeros(torch.get_num_threads() * _ONE_THREAD_ELEMENTS, dtype=torch.uint8).add_(1)
 
 
 def warm_up() -> None:

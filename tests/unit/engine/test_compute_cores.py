@@ -7,14 +7,24 @@ import sys
 import pytest
 
 SCRIPT = """
-import os, snugfit, torch
+import os
+os.environ["OMP_PROC_BIND"] = "true"
+import snugfit, torch
 from torch import nn
 
 computing, reading, own = [], set(), {name} == "fit"
 
 def loss(outputs, targets):
-    computing.append(len(os.sched_getaffinity(0)))
+    computing.append((torch.is_grad_enabled(), len(os.sched_getaffinity(0))))
     return nn.functional.cross_entropy(outputs, targets)
+
+class Cores:
+    def update(self, outputs, targets):
+        computing.append((False, len(os.sched_getaffinity(0))))
+    def compute(self):
+        return 0.0
+    def reset(self):
+        pass
 
 class Images:
     def __len__(self):
@@ -23,7 +33,8 @@ class Images:
         reading.add(len(os.sched_getaffinity(0)))
         return torch.rand(3, 8, 8), index % 2
 
-snugfit.prepare_process(len(os.sched_getaffinity(0)))
+snugfit.prepare_process()
+assert len(os.sched_getaffinity(0)) > 1
 network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
 if own:
     images = torch.rand(16, 3, 8, 8), torch.arange(16) % 2
@@ -32,11 +43,12 @@ if own:
         step(*images)
 else:
     data = snugfit.from_dataset(Images(), val=Images())
-    plan = snugfit.plan(network, data, memory="60MB", epochs=1, batch_size=16, strategy="backprop", loss=loss)
+    plan = snugfit.plan(network, data, memory="60MB", epochs=1, batch_size=16, loss=loss, metrics={"cores": Cores()})
     computing.clear()
     plan.run(out="run")
     assert reading == {len(os.sched_getaffinity(0))}, reading
-assert 1 in computing, computing
+assert (True, 1) in computing, computing
+assert own or {cores for trains, cores in computing if not trains} == {1}, computing
 assert len(os.sched_getaffinity(0)) > 1
 """
 

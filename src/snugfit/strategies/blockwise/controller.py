@@ -256,7 +256,7 @@ class Controller:
             trunk.append(unit.module.eval())
 
         def forward(images: Tensor) -> Tensor:
-            with self.run.limit.allow_kernels():
+            with self.run.limit.allow_kernels(), on_own_core():
                 activations: Tensor = trunk(images)
                 return activations
 
