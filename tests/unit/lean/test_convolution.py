@@ -115,6 +115,35 @@ def test_outputs_and_gradients_equal_torchs_by_kernel_position(always, case):
     test_outputs_and_gradients_equal_torchs.hypothesis.inner_test({**case, "channels_last": True})
 
 
+@given(cases())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_products_by_onednn_in_float32_equal_torchs_in_float64(always, monkeypatch, case):
+    monkeypatch.setattr(by_position, "ONEDNN_PIXELS", 1)
+    names = ("stride", "padding", "dilation", "bias")
+    stock, _ = stock_and_lean(case["channels"], case["filters"], case["kernel"], **{name: case[name] for name in names})
+    lean = copy.deepcopy(stock).float()
+    use_lean_convolutions(lean)
+    images = torch.randn(case["batch"], case["channels"], *case["size"], dtype=torch.float64)
+    wanted = gradients(stock, images)
+    with monkeypatch.context() as patched:  # the same factors of the outputs
+        patched.setattr(torch, "randn", lambda *sizes, dtype: _randn(*sizes, dtype=torch.float64).to(dtype))
+        found = gradients(lean, images.float(), channels_last=True)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+
+
+_randn = torch.randn
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch is built without oneDNN")
+@pytest.mark.parametrize(
+    ("images", "options", "expected"),
+    [(12, {}, True), (11, {}, False), (12, {"dtype": torch.float64}, False), (12, {"device": "meta"}, False)],
+)
+def test_products_of_many_pixels_in_float32_are_made_by_onednn(images, options, expected):
+    assert by_position._is_for_onednn(torch.empty(images, 4, 4, 8, **options)) == expected
+
+
 def test_without_gradients_outputs_are_the_same(always):
     stock, lean = (each.to(memory_format=torch.channels_last) for each in stock_and_lean(padding=1, stride=2))
     images = torch.randn(5, 3, 4, 4, dtype=torch.float64)
