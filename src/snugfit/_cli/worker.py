@@ -47,7 +47,7 @@ def main() -> int:
         return InterruptedRunError.exit_code
     descriptor = int(sys.argv[1])
     job = json.load(sys.stdin)
-    bind_compute_threads(job["threads"])
+    bind_compute_threads(job.get("threads"))
     is_forked = job["command"] == "serve"
     if is_forked:
         forked = forked_job(descriptor, int(sys.argv[2]), API_MODULE)

@@ -48,7 +48,9 @@ class Decoder:
         if workers < 0 or channels not in (1, 3):
             raise UsageError(f"cannot decode to {channels} channel(s) with {workers} worker(s).")
         self.image_size, self.channels, self._crop = image_size, channels, crop
-        self._pool = ThreadPoolExecutor(workers, "decode", leave_own_core) if workers else None
+        self._pool = (
+            ThreadPoolExecutor(workers, thread_name_prefix="decode", initializer=leave_own_core) if workers else None
+        )
 
     def __call__(self, paths: Sequence[Path]) -> torch.Tensor:
         """Decode files into a uint8 tensor (B, C, H, W), laid out channels-last."""
