@@ -1,7 +1,6 @@
 """Plans of other libraries' loops: trials that change nothing, equal micro-batches, and budgets that hold."""
 
 import copy
-import itertools
 import random
 import sys
 
@@ -152,6 +151,7 @@ def test_a_forward_pass_that_a_library_replaced_comes_back():
 
 def planned(memory, images=32, side=32, norms=False):
     """The record of a network's steps within a budget, and their page faults; only one with norms may be recomputed."""
+    import itertools
     import resource
 
     import torch
