@@ -32,7 +32,6 @@ from snugfit._training.losses import Loss, require_mean
 from snugfit._training.run import TRIM_SECONDS
 from snugfit.errors import MEMORY_ERRORS, BudgetExceededError, ModelError, UsageError, is_out_of_memory
 from snugfit.memory import MemoryLimit, PeakMeter, make_meter, release_memory, trim_heap
-from snugfit.memory.freed_memory import FreedMemory, fillable_bytes
 from snugfit.profiling import META_PASS_BYTES
 from snugfit.strategies.recomputation.schedule import Schedule, parse_schedule
 
@@ -146,9 +145,7 @@ class FitStep:
         self._known = {*part_sizes(plan.batch_size, plan.micro_batches)}
         self._steps = self._measured = 0
         self._closed = False
-        self._freed = FreedMemory(meter, limit)
-        allowed = fillable_bytes(plan.predicted_bytes) if limit.device.type == "cpu" else 0
-        self._freed.begin(allowed, plan.kept_bytes)
+        self._freed = plan.freed_memory(meter, limit)
         self._trimmed_at = time.perf_counter()
 
     def __call__(self, images: Tensor | SeveralInputs, targets: Tensor) -> Tensor:
@@ -319,9 +316,8 @@ def fit(
         memory: the budget, like ``"300MB"``.
         **options: ``batch_size``, ``optimizer`` (``sgd`` or ``adamw``), ``optimizer_state``, ``lr`` and
             ``weight_decay``, with the defaults of :func:`snugfit.plan`; the learning rate stays constant unless
-            ``step.lr`` is set. ``keep_freed=True`` keeps freed memory for the next step, as far as the budget has
-            room: steps are faster, and whatever else the loop does, such as validation, has less of the budget. By
-            default that is done where the budget has room for another step; within a step freed memory is always kept.
+            ``step.lr`` is set. Freed memory is kept within a step, for speed; with ``keep_freed=True`` also between
+            steps, so that validation has less memory. By default that is done if another step would still fit.
 
     Raises:
         UsageError, DataError: an option, the example or the loss cannot be used.

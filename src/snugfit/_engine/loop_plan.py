@@ -27,7 +27,14 @@ from snugfit._training.dry_run import SPARE_BYTES, smaller_batch_sizes
 from snugfit.errors import MEMORY_ERRORS, BudgetExceededError, InfeasibleBudgetError, SnugfitError
 from snugfit.memory import MemoryLimit, PeakMeter, is_out_of_memory, release_memory, tensor_peak_bytes
 from snugfit.memory.address_space import KERNEL_BYTES
-from snugfit.memory.freed_memory import LOOP_GROWTH, kept_peak, room_bytes
+from snugfit.memory.freed_memory import (
+    LOOP_GROWTH,
+    OBSERVED_STEPS,
+    FreedMemory,
+    fillable_bytes,
+    kept_peak,
+    room_bytes,
+)
 from snugfit.profiling import META_PASS_BYTES, Probe, unit_stats
 from snugfit.profiling.measuring import FIRST_GROWTH
 from snugfit.strategies.checkpoint.candidates import (
@@ -86,6 +93,13 @@ class LoopPlan:
         if between is None:
             between = room_bytes(limit.budget_bytes, free) >= (LOOP_GROWTH + 1) * least
         return replace(self, predicted_bytes=peak, kept_bytes=peak - least, kept_between=between)
+
+    def freed_memory(self, meter: PeakMeter, limit: MemoryLimit, observed: int = OBSERVED_STEPS) -> FreedMemory:
+        """What keeps freed memory below the predicted peak, after ``observed`` steps that keep none; never on a GPU."""
+        freed = FreedMemory(meter, limit)
+        allowed = fillable_bytes(self.predicted_bytes) if limit.device.type == "cpu" else 0
+        freed.begin(allowed, self.kept_bytes, observed)
+        return freed
 
 
 def infeasible(name: str, budget_bytes: int, smallest_bytes: int) -> InfeasibleBudgetError:

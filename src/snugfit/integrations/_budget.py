@@ -20,7 +20,7 @@ from snugfit._quantities import format_bytes
 from snugfit._training.run import TRIM_SECONDS
 from snugfit.errors import UsageError
 from snugfit.memory import MemoryLimit, make_meter, release_memory, trim_heap
-from snugfit.memory.freed_memory import FreedMemory, fillable_bytes
+from snugfit.memory.freed_memory import FreedMemory
 from snugfit.profiling import META_PASS_BYTES
 
 
@@ -111,9 +111,7 @@ class LoopBudget:
             self._micro_batches += 1
             return
         if self._freed is None:
-            allowed = fillable_bytes(plan.predicted_bytes) if self._limit.device.type == "cpu" else 0
-            self._freed = FreedMemory(self._meter, self._limit)
-            self._freed.begin(allowed, plan.kept_bytes, self._micro_batches)
+            self._freed = plan.freed_memory(self._meter, self._limit, self._micro_batches)
             self._open.callback(self._freed.close)
         self._inside.callback(self._freed.pause, always=True)
         self._inside.enter_context(self._freed.kept(steps=True))

@@ -35,12 +35,11 @@ PADDING_SHARE = 0.5
 """With fewer weights it pays where at least this share of the products would be by padding."""
 MANY_WEIGHTS = 1 << 19
 """With at least so many weights it pays without any padding: oneDNN copies the weight into an order of its own at every
-call. From 512 to 512 channels on 4x4 pixels, a pass over 2 images took 2.2 ms instead of 3.3, and one over 128 images
-37 instead of 39. The rule is the same for all batch sizes, so that no pass takes memory that a step of fewer images
-does not show."""
+call. The rule is the same for all batch sizes, so that no pass takes memory that a step of fewer images does not
+show."""
 ONEDNN_PIXELS = 192
-"""Products of at least so many pixels are made by oneDNN: MKL takes twice the time on an AMD EPYC, of whose AVX-512 it
-makes no use. With 512 channels, 192 pixels took 0.5 ms instead of 0.9, and 768 took 1.7 instead of 3.6."""
+"""Products of at least so many pixels are made by oneDNN: on an AMD EPYC, of whose AVX-512 it makes no use, MKL takes up
+to twice as long. Fewer take less time by MKL."""
 Pair = tuple[int, ...]
 """Rows and columns, as torch types them."""
 
