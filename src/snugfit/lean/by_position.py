@@ -38,8 +38,8 @@ MANY_WEIGHTS = 1 << 19
 call. The rule is the same for all batch sizes, so that no pass takes memory that a step of fewer images does not
 show."""
 ONEDNN_PIXELS = 192
-"""Products of at least so many pixels are made by oneDNN: on an AMD EPYC, of whose AVX-512 it makes no use, MKL takes up
-to twice as long. Fewer take less time by MKL."""
+"""Products of at least so many pixels are made by oneDNN: MKL takes up to twice as long on an AMD EPYC, where it makes
+no use of AVX-512. Fewer take less time by MKL."""
 Pair = tuple[int, ...]
 """Rows and columns, as torch types them."""
 
