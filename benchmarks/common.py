@@ -14,7 +14,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 from cyclopts import App, Parameter
@@ -172,8 +174,8 @@ def train(
         resumes: go on with an earlier run that was stopped, and keep the folder of one that is.
 
     Returns:
-        What :func:`run` returns, with ``record`` or ``error`` in place of ``output``, and ``training_seconds``: the
-        training steps of all blocks and epochs alone.
+        What :func:`run` returns, with ``record`` or ``error`` in place of ``output``, ``training_seconds``: the
+        training steps of all blocks and epochs alone, and ``step_seconds``: their median.
     """
     folder = run_folder(settings, options)
     if resumes and (folder / "plan.json").exists():
@@ -187,7 +189,8 @@ def train(
         cell["error"] = output["error"]
     elif output:
         cell["record"] = slim(output)
-        cell["training_seconds"] = _training_seconds(folder / "metrics.csv")
+        steps = _step_seconds(folder / "metrics.csv")
+        cell |= {"training_seconds": round(sum(steps), 4), "step_seconds": median(steps)}
     if not keep and not (resumes and cell["exit_code"] is None):
         shutil.rmtree(folder, ignore_errors=True)
     return cell
@@ -210,9 +213,9 @@ def slim(record: dict[str, Any]) -> dict[str, Any]:
     return {**slimmer, "lines": {name: {key: line[key] for key in kept} for name, line in lines.items()}}
 
 
-def _training_seconds(metrics: Path) -> float:
-    rows = list(csv.DictReader(metrics.read_text().splitlines()))
-    return float(rows[-1]["seconds"])
+def _step_seconds(metrics: Path) -> list[float]:
+    ends = [float(row["seconds"]) for row in csv.DictReader(metrics.read_text().splitlines()) if row["step"]]
+    return [end - start for start, end in pairwise([0.0, *ends])]
 
 
 def smallest_named(cell: Cell) -> int | None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from math import ceil
 
-from benchmarks.common import DEFAULTS, INFEASIBLE, Cell, Options, Settings, program, run, to_flags
+from benchmarks.common import DEFAULTS, INFEASIBLE, Cell, Options, Settings, alternate, program, run, to_flags
 from benchmarks.common import train as snugfit_train
 from benchmarks.peers_tables import render
 from benchmarks.planner import cache_flags, work_folder
@@ -46,6 +46,7 @@ def main(
     batch: int = 64,
     lr: float = 0.05,
     keep_freed: bool = False,
+    repeats: int = 1,
     python: str = sys.executable,
     lane: str = "0/1",
     options: Options = DEFAULTS,
@@ -65,13 +66,14 @@ def main(
         lr: learning rate, constant.
         keep_freed: whether the heap of peers keeps freed memory, as glibc does by default, which is faster and takes
             more; otherwise it gives it back at once.
+        repeats: times that everything is done, forwards and backwards in turn.
         python: interpreter of the peers.
         lane: which part of the work to do, like 0/2 for the first of two parts.
         options: what every benchmark takes.
     """
     results, (number, _, count) = ResultFile("peers", options), lane.partition("/")
     cells = [(subject, way) for subject in subjects for way in ways]
-    for subject, way in cells[int(number) :: int(count)]:
+    for repeat, (subject, way) in alternate(cells[int(number) :: int(count)], repeats):
         model, _, memory = subject.partition(":")
         settings = options.settings(
             model=model, memory=memory, max_train=max_train, max_val=max_val, image_size=image_size, batch_size=batch,
@@ -79,15 +81,16 @@ def main(
         )  # fmt: skip
         if way in OURS:
             label = " ".join([way, "--seconds", str(seconds), *to_flags(settings)])
-            results.once(
-                label, _ours(settings, way, seconds, options), arm="peer", way=way, settings=settings, time=seconds
-            )
+            labels = {"arm": "peer", "way": way, "settings": settings, "time": seconds}
+            results.once(label, _ours(settings, way, seconds, options), repeat, **labels)
         else:
-            peer(results, {**settings, "keep_freed": True} if keep_freed else settings, way, seconds, python)
+            peer(results, {**settings, "keep_freed": True} if keep_freed else settings, way, seconds, python, repeat)
     finish(results, render)
 
 
-def peer(results: ResultFile, settings: Settings, way: str, seconds: float, python: str) -> Cell:
+def peer(
+    results: ResultFile, settings: Settings, way: str, seconds: float, python: str, repeat: int = 0
+) -> Cell:  # fmt: skip
     """The stored or new cell of one peer in a process of its own.
 
     Args:
@@ -96,6 +99,7 @@ def peer(results: ResultFile, settings: Settings, way: str, seconds: float, pyth
         way: which peer.
         seconds: its time, search included.
         python: interpreter that has its packages.
+        repeat: number of the repetition.
     """
     module = ["benchmarks.peers_run", "--way", way, "--seconds", str(seconds), *to_flags(settings)]
 
@@ -108,7 +112,7 @@ def peer(results: ResultFile, settings: Settings, way: str, seconds: float, pyth
         return {**cell, "outcome": outcome or {"failure": f"ended with code {cell['exit_code']}"}}
 
     command = " ".join(["python", "-m", *module])
-    return results.once(command, measured, arm="peer", way=way, settings=settings, time=seconds)
+    return results.once(command, measured, repeat, arm="peer", way=way, settings=settings, time=seconds)
 
 
 def _ours(settings: Settings, way: str, seconds: float, options: Options) -> Callable[[], Cell]:
@@ -171,7 +175,7 @@ def _told(cell: Cell, spent: float, epoch_images: int, images: int) -> Cell:
         "accuracy": record["accuracy"]["test"], "refused": False, "failure": None, "images": images,
         "seconds_per_epoch": training / images * epoch_images, "used_seconds": spent + record["measured"]["seconds"],
         "search_seconds": spent, "peak_bytes": peak, "cap_bytes": cap, "within": peak <= cap,
-        "strategy": record["strategy"],
+        "strategy": record["strategy"], "step_seconds": cell["step_seconds"],
     }  # fmt: skip
     return {"record": record, "outcome": outcome}
 

@@ -147,7 +147,7 @@ def accelerate(race: Race) -> nn.Module:
         network = race.network()
         network, optimizer = accelerator.prepare(network, race.optimizer(network))
         race.begin_training(batch_size)
-        race.images, race.training_seconds = 0, 0.0
+        race.images, race.training_seconds, race.step_seconds = 0, 0.0, []
         for images, labels in Endless(race.source(), batch_size):
             began = time.perf_counter()
             here = images.to(race.limit.device), labels.to(race.limit.device)

@@ -45,6 +45,7 @@ class Race:
         optimizer_class: SGD, or one with its arguments.
         images: images trained on after the search.
         training_seconds: what they took.
+        step_seconds: seconds after the search, part by part, scaled to a step's images.
         found: what the search found, for the tables.
     """
 
@@ -61,6 +62,7 @@ class Race:
     optimizer_class: Any = torch.optim.SGD
     images: int = 0
     training_seconds: float = 0.0
+    step_seconds: list[float] = field(default_factory=list)
     found: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -138,8 +140,9 @@ class Race:
         self.found["micro_batch"], self.found["search_seconds"] = micro, round(self.seconds - self.left, 1)
 
     def count(self, images: int, seconds: float) -> None:
-        """A step was done."""
+        """A step was done, or a part of one."""
         self.images, self.training_seconds = self.images + images, self.training_seconds + seconds
+        self.step_seconds.append(seconds / images * self.batch_size)
         self.meter.mark()
 
     def test(self, network: nn.Module) -> float:

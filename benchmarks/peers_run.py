@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -142,8 +143,9 @@ def attempt(race: Race, way: Way) -> dict[str, Any]:
         outcome["failure"] = describe(error)
         traceback.print_exc()
         outcome["used_seconds"] = race.seconds - race.left
-    per_image = race.training_seconds / race.images if race.images else None
-    outcome["seconds_per_epoch"] = per_image and per_image * len(race.splits.train)
+    if race.images:
+        outcome["seconds_per_epoch"] = race.training_seconds / race.images * len(race.splits.train)
+        outcome["step_seconds"] = median(race.step_seconds)
     return {**outcome, "images": race.images, **race.found}
 
 

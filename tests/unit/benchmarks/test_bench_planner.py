@@ -151,12 +151,12 @@ class TestPeers:
             "images": 640,
         }
         cells = [
-            {"way": "micro", "outcome": outcome},
+            *({"way": "micro", "outcome": {**outcome, "step_seconds": step}} for step in (0.3, 0.4, 0.9)),
             {"way": "plain", "outcome": {"failure": "RuntimeError: x", "refused": True}},
             {"way": "lightning", "outcome": {"missing": "lightning"}},
         ]
         text = peers_tables.render([{**each, "arm": "peer", "settings": settings, "time": 60.0} for each in cells])
-        assert "| micro-batches by halving | yes | 90.0 | micro-batch 8 |" in text
+        assert "| micro-batches by halving | yes | 90.0 | micro-batch 8 | - | - | 0.40 | 640 | - |" in text
         assert "no: refused memory (RuntimeError: x)" in text
         assert "not measured: no lightning" in text
 
