@@ -76,13 +76,17 @@ class _Session:
     elsewhere: dict[str, int] = field(default_factory=dict)
     expected: dict[str, int] = field(default_factory=dict)
     delay_seconds: float = 0.0
+    _judged_bytes: float | None = None
 
     def __post_init__(self) -> None:
         self.meter.restart()
         self.before = self.meter.current_bytes
 
     def measured(self, probes: Sequence[Probe | TensorProbe]) -> Iterator[Probe | TensorProbe]:
-        """Measure probes in order, of any shapes; a probe not needed yet is checked again after each similar one."""
+        """Measure probes in order, of any shapes.
+
+        A probe not needed yet is checked again after each lazy one, and at the end.
+        """
         declined: list[Probe] = []
         for probe in probes:
             if not isinstance(probe, Probe):
@@ -92,9 +96,23 @@ class _Session:
                 continue
             yield probe
             if isinstance(probe, Probe) and probe.needed is not None:
-                while (found := next(filter(self._take, declined), None)) is not None:
-                    declined.remove(found)
-                    yield found
+                yield from self._needed_now(declined)
+        yield from self._needed_now(declined)
+
+    def _needed_now(self, declined: list[Probe]) -> Iterator[Probe]:
+        """Measure those of the probes that are needed by now, and take them off the list.
+
+        All are judged by the same available memory: some are needed only if others are not, so that with a different
+        amount for each, none might be.
+        """
+        while True:
+            judged_bytes = self._judged_bytes
+            found = next(filter(self._take, declined), None)
+            if found is not None:
+                declined.remove(found)
+                yield found
+            elif self._judged_bytes == judged_bytes:
+                return
 
     def _take(self, probe: Probe) -> bool:
         """Measure a probe if it is needed; returns whether it was."""
@@ -104,6 +122,7 @@ class _Session:
         found = self.known.find(probe.same, available)
         floors = Floors(probe.floor, self.limit, {int(b): size for b, size in found.floors.items()} if found else {})
         self.lined.append(probe)
+        self._judged_bytes = None
         self.floors[probe.name] = floors.smallest()[1]
         self.tried[probe.name] = None
         if not self.measures:
@@ -212,12 +231,17 @@ class _Session:
         if probe.needed is None:
             return True
         with self.limit.allow_address_space(META_PASS_BYTES):
-            self.meter.restart()
-            if not probe.needed(self.tried, self._available()):
+            if self._judged_bytes is None:
+                self._judged_bytes = self._available_now()
+            if not probe.needed(self.tried, self._judged_bytes):
                 return False
             release_memory()
-            self.meter.restart()
-            return probe.needed(self.tried, self._available())
+            self._judged_bytes = min(self._judged_bytes, self._available_now())
+            return probe.needed(self.tried, self._judged_bytes)
+
+    def _available_now(self) -> float:
+        self.meter.restart()
+        return self._available()
 
     def _available(self) -> float:
         """Bytes that would be free if everything had been measured in this process."""

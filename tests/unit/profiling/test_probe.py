@@ -1,5 +1,6 @@
 """Probes on synthetic meters and limits: which batch sizes are measured, and what a refusal does."""
 
+import itertools
 import sys
 from dataclasses import replace
 
@@ -346,7 +347,27 @@ def test_a_probe_is_asked_for_again_once_looking_has_left_memory_behind():
 
     made, ran = probe(machine, fixed=500, sample=10)
     profile = measure_probes([replace(made, needed=needed)], machine, machine, lambda *_: None)
-    assert told == [2000, 1100] and ran == [] and profile.lines == {}
+    assert told == [2000, 1100, 1100] and ran == [] and profile.lines == {}
+
+
+@pytest.mark.parametrize("kept", [(0, 200), (200, 0)])
+def test_one_of_two_alternatives_is_measured_however_memory_changes_between_looking_at_them(kept):
+    """One is needed where there is room for it, the other where there is not; asked at different times, neither was."""
+    machine, changes = Machine(budget=3000), itertools.cycle(kept)
+
+    def needed_above(least, most):
+        def needed(tried, available):
+            machine.kept = next(changes)
+            return not tried and least < available <= most
+
+        return needed
+
+    made, _ = probe(machine, fixed=500, sample=10)
+    machine.kept = kept[-1]
+    large, small = (replace(made, name=name) for name in ("large", "small"))
+    large, small = replace(large, needed=needed_above(1900, 5000)), replace(small, needed=needed_above(0, 1900))
+    profile = measure_probes([large, small], machine, machine, lambda *_: None)
+    assert len(profile.lines) == 1
 
 
 def test_what_was_not_needed_is_asked_again_once_another_such_probe_was_measured():
