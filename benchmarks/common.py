@@ -175,7 +175,7 @@ def train(
 
     Returns:
         What :func:`run` returns, with ``record`` or ``error`` in place of ``output``, ``training_seconds``: the
-        training steps of all blocks and epochs alone, and ``step_seconds``: their median.
+        training steps of all blocks and epochs alone, ``steps``: their number, and ``step_seconds``: their median.
     """
     folder = run_folder(settings, options)
     if resumes and (folder / "plan.json").exists():
@@ -190,7 +190,7 @@ def train(
     elif output:
         cell["record"] = slim(output)
         steps = _step_seconds(folder / "metrics.csv")
-        cell |= {"training_seconds": round(sum(steps), 4), "step_seconds": median(steps)}
+        cell |= {"training_seconds": round(sum(steps), 4), "steps": len(steps), "step_seconds": median(steps)}
     if not keep and not (resumes and cell["exit_code"] is None):
         shutil.rmtree(folder, ignore_errors=True)
     return cell

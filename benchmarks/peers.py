@@ -135,7 +135,7 @@ def _ours(settings: Settings, way: str, seconds: float, options: Options) -> Cal
         epochs, images = passes(left, epoch_seconds, settings["max_train"], settings["batch_size"])
         wanted |= {"strategy": best["strategy"], "epochs": epochs, "max_train": images}
         cell = snugfit_train(wanted, options, extra=extra)
-        return {**cell, **_told(cell, spent, settings["max_train"], epochs * images)}
+        return {**cell, **_told(cell, spent, settings, epochs * images)}
 
     return measured
 
@@ -164,18 +164,20 @@ def passes(seconds: float, epoch_seconds: float, images: int, batch: int) -> tup
     return epochs, max(int(images * seconds / epoch_seconds / epochs) // batch, 1) * batch
 
 
-def _told(cell: Cell, spent: float, epoch_images: int, images: int) -> Cell:
-    """A run's outcome in the words of the peers' cells."""
+def _told(cell: Cell, spent: float, settings: Settings, images: int) -> Cell:
+    """The outcome of a run of these settings on ``images`` in all, in the words of the peers' cells."""
     if "record" not in cell:
         return {"outcome": {"failure": cell.get("error", {}).get("message", f"exit {cell['exit_code']}")}}
     record = slim_record(cell["record"])
     training = sum(phase["seconds"] for phase in record["phases"] if phase["steps"])
+    step_images = images / cell["steps"]  # fewer than a batch where accumulated gradients have no room
     cap, peak = record["budget"]["memory_bytes"], record["measured"]["peak_bytes"]
     outcome = {
         "accuracy": record["accuracy"]["test"], "refused": False, "failure": None, "images": images,
-        "seconds_per_epoch": training / images * epoch_images, "used_seconds": spent + record["measured"]["seconds"],
-        "search_seconds": spent, "peak_bytes": peak, "cap_bytes": cap, "within": peak <= cap,
-        "strategy": record["strategy"], "step_seconds": cell["step_seconds"],
+        "seconds_per_epoch": training / images * settings["max_train"],
+        "step_seconds": cell["step_seconds"] / step_images * settings["batch_size"],
+        "used_seconds": spent + record["measured"]["seconds"], "search_seconds": spent,
+        "peak_bytes": peak, "cap_bytes": cap, "within": peak <= cap, "strategy": record["strategy"],
     }  # fmt: skip
     return {"record": record, "outcome": outcome}
 
