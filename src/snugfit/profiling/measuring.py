@@ -105,8 +105,8 @@ class _Session:
         All are judged by the same available memory: some are needed only if others are not, so that with a different
         amount for each, none might be.
         """
-        while True:
-            judged_bytes = self._judged_bytes
+        while declined:
+            judged_bytes = self._judged()
             found = next(filter(self._take, declined), None)
             if found is not None:
                 declined.remove(found)
@@ -152,8 +152,8 @@ class _Session:
             tensors = probe.measure(self.limit)
             return Measurement(tensors=tensors, complete=tensors is not None and tensors.batch >= probe.batch_limit)
 
-        self.meter.restart()
-        available = self._available()
+        self._judged_bytes = None
+        available = self._available_now()
         self.tensors = self._measured(probe, self.known.find(probe.same, available), available, measure).tensors
 
     def _measured(
@@ -231,13 +231,18 @@ class _Session:
         if probe.needed is None:
             return True
         with self.limit.allow_address_space(META_PASS_BYTES):
-            if self._judged_bytes is None:
-                self._judged_bytes = self._available_now()
-            if not probe.needed(self.tried, self._judged_bytes):
+            judged_bytes = self._judged()
+            if not probe.needed(self.tried, judged_bytes):
                 return False
             release_memory()
-            self._judged_bytes = min(self._judged_bytes, self._available_now())
+            self._judged_bytes = min(judged_bytes, self._available_now())
             return probe.needed(self.tried, self._judged_bytes)
+
+    def _judged(self) -> float:
+        """The available memory by which probes are judged until another one is measured."""
+        if self._judged_bytes is None:
+            self._judged_bytes = self._available_now()
+        return self._judged_bytes
 
     def _available_now(self) -> float:
         self.meter.restart()

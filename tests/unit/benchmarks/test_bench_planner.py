@@ -140,6 +140,18 @@ class TestPeers:
         assert peers.choose([one, two, three], exact=False) is two
         assert peers.choose([three], exact=False) is None
 
+    def test_steps_of_fewer_images_than_a_batch_are_scaled_to_one(self) -> None:
+        record = dict.fromkeys(planner_tables.KEPT, "") | {
+            "budget": {"memory_bytes": 100},
+            "measured": {"peak_bytes": 90, "seconds": 7.0},
+            "accuracy": {"test": 0.5},
+            "phases": [{"steps": 40, "seconds": 6.0}],
+        }
+        ran = {"record": record, "steps": 40, "step_seconds": 0.1}
+        told = peers._told(ran, 5.0, {"max_train": 160, "batch_size": 8}, 80)["outcome"]
+        assert told["step_seconds"] == pytest.approx(0.4), "two images a step"
+        assert told["seconds_per_epoch"] == pytest.approx(12.0) and told["used_seconds"] == 12.0
+
     def test_rows(self) -> None:
         settings = {"model": "vgg8", "data": "digits", "memory": "100MB", "max_train": 2560, "batch_size": 64}
         outcome = {
