@@ -24,7 +24,6 @@ import os
 from snugfit._version import __version__ as __version__
 
 os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")  # read once, while torch is loaded; see snugfit.memory.heap
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read for the first tensor; see snugfit.memory.huge_pages
 # Read when CUDA starts: segments that grow leave fewer gaps, and cuBLAS takes 8 MiB of workspace instead of 32.
 if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal
 
-FULL_GROWTH = 0.2
+FULL_GROWTH = 0.3
 """Growth of a peak by freed memory with which a step's layers map next to no memory."""
 WHOLE_GROWTH = 0.7
 """The same where memory is kept only with room for all growth; see ``snugfit.memory.freed_memory``."""

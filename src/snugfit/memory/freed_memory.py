@@ -5,8 +5,7 @@ a step. Freed memory in the heap has holes that not every tensor fits into, so p
 amount that differs from run to run. So before every layer, forward and backward, it is checked that there is room for
 what the layer takes, and where there is not, everything that is free goes back to the system at once.
 
-Where there is ample room, memory is kept between passes and epochs too, large blocks as well, and the system may use
-huge pages. With less room, large tensors alone may be in huge pages.
+Where there is ample room, memory is kept between passes and epochs too, large blocks as well.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from snugfit.memory.heap import (
     sets_thresholds,
     trim_free_pages,
 )
-from snugfit.memory.huge_pages import allow_huge_pages, are_for_large_tensors
 from snugfit.memory.limit import MemoryLimit
 from snugfit.memory.meter import PeakMeter
 from snugfit.memory.process import PAGE_BYTES, has_proc, quick_readings
@@ -47,15 +45,13 @@ OBSERVED_STEPS, SCALED_STEPS = 1, 10
 its first steps may be skipped, so that optimizer state is made later."""
 AMPLE_GROWTH = 0.4
 """Growth of a peak for which ample room is needed."""
-HUGE_PAGE_ROOM_BYTES, HUGE_PAGE_BYTES = 16_000_000, 6_000_000
-"""Growth of a peak for which huge pages need room where it is not ample, and what of it they may take."""
 SPARE_SHARE = 0.1
 """Share of the allowed peak that is free where memory is kept between passes: checkpoints and scores take some."""
 MARGIN, UNSEEN_MARGIN, MARGIN_BYTES = 1.25, 4.0, 1_000_000
 """Factor and summand to the most that a layer took while freed memory was kept, and the factor to the most before. What
 a layer frees on its way stays, so that it may take more then: 12.4 MB instead of 3.5 in a layer of VGG-16. The first
-factor counts once a layer has run directly after everything was given back, when no hole could serve it. Where
-room is not ample, that is at most what the layer touched while nothing was kept, or took since if that is more."""
+factor counts once a layer has run directly after everything was given back, when no hole could serve it. All that is
+at most what the layer touched while nothing was kept, or took since if that is more."""
 COARSE_SHARE = 0.5
 """Share of a step's growth that one layer takes, above which a check before every layer says too little."""
 _BETWEEN = "between steps"
@@ -111,8 +107,7 @@ class FreedMemory:
     def __init__(self, meter: PeakMeter, limit: MemoryLimit) -> None:
         self._meter, self._limit = meter, limit
         self._allowed_bytes, self._steps, self._active, self._paused = 0, 0, False, False
-        self._is_ample = self._has_huge_pages = False
-        self._observed, self._counts_touched = OBSERVED_STEPS, True
+        self._is_ample, self._observed = False, OBSERVED_STEPS
         self._needs, self._first_needs, self._touched = dict[object, int](), dict[object, int](), dict[object, int]()
         self._bare = set[object]()
         self._faults = 0
@@ -125,19 +120,11 @@ class FreedMemory:
     def begin(self, allowed_bytes: int, kept_bytes: int = 0, observed: int = OBSERVED_STEPS) -> None:
         """Begin a phase whose peak is to stay below ``allowed_bytes``, and which :meth:`close` ends; 0 keeps nothing.
 
-        ``kept_bytes`` of it are more than the phase needs; huge pages take a part of them. The first ``observed`` steps
-        keep nothing.
+        ``kept_bytes`` of it are more than the phase needs. The first ``observed`` steps keep nothing.
         """
         self.close()
         self._observed = observed
         self._is_ample = is_ample(allowed_bytes, kept_bytes)
-        self._counts_touched = not self._is_ample  # a huge page is a single fault
-        some = allowed_bytes > kept_bytes >= HUGE_PAGE_ROOM_BYTES
-        self._has_huge_pages = self._is_ample or (some and are_for_large_tensors())
-        if self._is_ample:
-            allow_huge_pages(True)
-        elif self._has_huge_pages:
-            allowed_bytes -= HUGE_PAGE_BYTES
         self._allowed_bytes, self._steps = allowed_bytes, 0
         self._needs, self._first_needs, self._touched, self._bare = {}, {}, {}, set()
         self._peak_bytes, self._least_bytes = 0, allowed_bytes
@@ -215,12 +202,10 @@ class FreedMemory:
         self._allowed_bytes = 0
 
     def close(self) -> None:
-        """Return everything that is free to the system, and allow no huge pages; from then on room is not ample."""
+        """Return everything that is free to the system; from then on room is not ample."""
         if self._is_ample and not self._paused:
             self.pause(always=True)
-        if self._has_huge_pages:
-            allow_huge_pages(False)
-        self._is_ample = self._has_huge_pages = False
+        self._is_ample = False
 
     def _may_stay(self) -> bool:
         """Whether room is ample, and a part of it still free."""
@@ -240,8 +225,6 @@ class FreedMemory:
             set_thresholds(KEPT_BLOCK_BYTES, KEEP_ALL_BYTES)
             if self._is_ample:
                 map_large_blocks(False)
-            if self._has_huge_pages:
-                allow_huge_pages(True)
             self._paused = False
 
     def _give_back(self) -> None:
@@ -249,8 +232,6 @@ class FreedMemory:
         self._limit.refresh()
 
     def _pause(self) -> None:
-        if self._has_huge_pages:
-            allow_huge_pages(False)  # the first bytes of blocks that are held would each make one resident
         set_thresholds(MMAP_THRESHOLD_BYTES)
         hold_free_blocks()
         self._limit.refresh()
@@ -308,9 +289,7 @@ class FreedMemory:
         least = _of_layer(self._first_needs, layer)
         seen = max(self._needs.get(layer, 0), least)
         most = seen * MARGIN if layer in self._bare else max(seen * MARGIN, least * UNSEEN_MARGIN)
-        if self._counts_touched:
-            most = min(most, max(seen, _of_layer(self._touched, layer)))
-        return int(most) + MARGIN_BYTES
+        return int(min(most, max(seen, _of_layer(self._touched, layer)))) + MARGIN_BYTES
 
     def _growth(self) -> int:
         resident, shared = self._read()

@@ -30,7 +30,6 @@ from snugfit._upstream import to_channels_last
 from snugfit.memory.deferred_imports import defer_imports
 from snugfit.memory.device import release_devices
 from snugfit.memory.heap import set_allocator, trim_heap
-from snugfit.memory.huge_pages import allow_huge_pages
 
 _STATUS = Path("/proc/self/status")
 _STATM_BYTES = 128
@@ -162,7 +161,6 @@ def prepare_process(threads: int | None = None, waiting: int | None = None) -> B
     free_leader()
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KERNELS_KEPT))
     set_allocator()
-    allow_huge_pages(False)
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
     threading.stack_size(_THREAD_STACK_BYTES)
     if threads is not None:
@@ -241,12 +239,12 @@ def warm_up() -> None:
 
 
 class PageMapping(NamedTuple):
-    """What mapping memory has cost this process.
+    """What mapping memory has cost a thread that computes, together with others.
 
     Attributes:
-        seconds: the system's time, shared among threads, all of which map memory in a training step, in which the
-            system does little else. It is counted in ticks of some milliseconds.
-        pages: that were mapped, a precise number.
+        seconds: the system's time in the calling thread, which does little else for it in a training step: others map
+            memory meanwhile. It is counted in ticks of some milliseconds.
+        pages: that the thread has mapped, a precise number.
     """
 
     seconds: float
@@ -254,7 +252,10 @@ class PageMapping(NamedTuple):
 
     @classmethod
     def so_far(cls) -> PageMapping:
-        """Since the process began."""
+        """Since the thread began; an equal share of the whole process where threads are not counted by themselves."""
+        if sys.platform.startswith("linux"):
+            used = resource.getrusage(resource.RUSAGE_THREAD)
+            return cls(used.ru_stime, used.ru_minflt)
         used = resource.getrusage(resource.RUSAGE_SELF)
         return cls(used.ru_stime / torch.get_num_threads(), used.ru_minflt)
 

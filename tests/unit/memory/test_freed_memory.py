@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit.memory import Baseline, MemoryLimit, freed_memory, huge_pages
+from snugfit.memory import Baseline, MemoryLimit, freed_memory
 from snugfit.memory.address_space import allow_batch_norm_backward
 from snugfit.memory.freed_memory import (
     KEEP_ALL_BYTES,
@@ -43,11 +43,9 @@ class Told:
         }.items():
             monkeypatch.setattr(freed_memory, name, done)
         monkeypatch.setattr(freed_memory, "set_thresholds", lambda *told: self.calls.append((*told, None)[:2]))
-        for name in ("map_large_blocks", "allow_huge_pages"):
-            monkeypatch.setattr(freed_memory, name, lambda allowed, name=name: self.calls.append((name, allowed)))
+        monkeypatch.setattr(freed_memory, "map_large_blocks", lambda some: self.calls.append(("map", some)))
         monkeypatch.setattr(freed_memory, "_faults", self.touch)
         monkeypatch.setattr("snugfit.memory.limit.late_bytes", lambda: 0)  # what other tests have imported
-        monkeypatch.setattr(freed_memory, "are_for_large_tensors", lambda: True)
         monkeypatch.setattr(freed_memory, "sets_thresholds", lambda: True)
         monkeypatch.setattr(freed_memory, "quick_readings", self.readings)
 
@@ -237,20 +235,7 @@ def test_passes_keep_only_what_steps_have_shown(told):
         assert freed.keeps
 
 
-HUGE, SMALL = ("allow_huge_pages", True), ("allow_huge_pages", False)
-KEPT_AMPLY = ["use", ALL, ("map_large_blocks", False), HUGE]
-RETURNED_AMPLY = [SMALL, NOTHING, "hold"]
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [("always [madvise] never\n", True), ("[always] madvise never\n", False), ("always madvise [never]\n", False)],
-)
-def test_whether_huge_pages_must_be_asked_for_is_read_from_the_system(text, found, tmp_path, monkeypatch):
-    monkeypatch.setattr(huge_pages, "_ENABLED", tmp_path / "enabled")
-    assert not huge_pages.are_for_large_tensors(), "there is no such file"
-    (tmp_path / "enabled").write_text(text)
-    assert huge_pages.are_for_large_tensors() == found
+KEPT_AMPLY = ["use", ALL, ("map", False)]
 
 
 def test_more_steps_are_observed_where_the_first_ones_may_be_skipped(told):
@@ -263,21 +248,12 @@ def test_more_steps_are_observed_where_the_first_ones_may_be_skipped(told):
         assert freed.keeps
 
 
-def test_pages_touched_in_huge_pages_bound_nothing_even_after_the_phase(told):
-    told.touches = 1
-    freed = begun(told, kept=400 * MB)
-    with freed.kept(steps=True):
-        step(freed, told, MB)
-    freed.close()
-    assert freed._need(id(FIRST)) == UNSEEN_MARGIN * MB + MARGIN_BYTES
-
-
 def test_with_ample_room_memory_stays_from_the_second_step_to_the_end_of_the_phase(told):
     freed = begun(told, kept=400 * MB)
-    assert told.calls == [HUGE]
+    assert told.calls == []
     with freed.kept(steps=True):
         step(freed, told, MB)
-        assert freed.keeps and told.calls[1:] == KEPT_AMPLY
+        assert freed.keeps and told.calls == KEPT_AMPLY
         told.calls.clear()
         freed.give_back()
         freed.pause()
@@ -285,7 +261,7 @@ def test_with_ample_room_memory_stays_from_the_second_step_to_the_end_of_the_pha
     with freed.kept():
         assert told.calls == KEPT_AMPLY
     freed.close()
-    assert told.calls == [*KEPT_AMPLY, *RETURNED_AMPLY, SMALL] and not freed.keeps
+    assert told.calls == [*KEPT_AMPLY, NOTHING, "hold"] and not freed.keeps
     told.calls.clear()
     freed.close()
     assert told.calls == []
@@ -301,7 +277,7 @@ def test_memory_goes_back_between_passes_if_a_tenth_of_the_allowed_peak_is_not_f
         step(freed, told, MB)
         told.now, told.free = now * MB, 50 * MB
         told.calls.clear()
-    assert told.calls == ([] if stays else RETURNED_AMPLY)
+    assert told.calls == ([] if stays else [NOTHING, "hold"])
     assert freed.keeps == stays
     with freed.kept(steps=True):
         assert freed.keeps
@@ -314,11 +290,11 @@ def test_outside_of_passes_memory_goes_back_even_with_ample_room(told):
         step(freed, told, MB)
     told.calls.clear()
     freed.pause()
-    assert told.calls == RETURNED_AMPLY and not freed.keeps
+    assert told.calls == [NOTHING, "hold"] and not freed.keeps
     with freed.kept(steps=True):
         told.calls.clear()
         freed.pause(always=True)
-        assert told.calls == RETURNED_AMPLY
+        assert told.calls == [NOTHING, "hold"]
 
 
 @pytest.mark.parametrize("end", [FreedMemory.give_up, FreedMemory.close, lambda freed: freed.begin(1000 * MB)])
@@ -328,46 +304,7 @@ def test_whatever_ends_ample_room_gives_all_back(told, end):
         step(freed, told, MB)
     told.calls.clear()
     end(freed)
-    assert told.calls == [*RETURNED_AMPLY, SMALL] and not freed.keeps
-
-
-def test_with_some_room_large_tensors_may_have_huge_pages_but_not_while_memory_is_given_back(told):
-    freed = begun(told, 100 * MB, 16 * MB)
-    with freed.kept(steps=True):
-        step(freed, told, MB)
-        assert told.calls == ["use", ALL, HUGE]
-        told.calls.clear()
-        told.now = 94 * MB
-        FIRST(torch.ones(1))
-        assert told.calls == ["trim", SMALL, NOTHING, "hold"], "they have taken 6 MB of what is allowed"
-        told.now = 0
-        FIRST(torch.ones(1))
-        told.calls.clear()
-    assert told.calls == [SMALL, NOTHING, "hold"]
-    freed.close()
-    assert told.calls[3:] == [SMALL]
-
-
-@pytest.mark.parametrize(
-    ("allowed", "kept", "asked", "huge"),
-    [
-        (100, 15, True, False),
-        (100, 16, True, True),
-        (100, 16, False, False),
-        (100, 40, False, True),
-        (0, 16, True, False),
-    ],
-)
-def test_huge_pages_need_room_and_are_for_tensors_alone_where_it_is_not_ample(
-    told, allowed, kept, asked, huge, monkeypatch
-):
-    monkeypatch.setattr(freed_memory, "are_for_large_tensors", lambda: asked)
-    freed = begun(told, allowed * MB, kept * MB)
-    with freed.kept(steps=True):
-        step(freed, told, MB)
-    assert (HUGE in told.calls) == huge
-    freed.close()
-    assert (told.calls[-1:] == [SMALL]) == huge
+    assert told.calls == [NOTHING, "hold"] and not freed.keeps
 
 
 @pytest.mark.parametrize(("peak", "kept", "ample"), [(140, 40, True), (139, 39, False), (100, 0, False)])

@@ -96,12 +96,12 @@ def test_where_there_is_room_steps_save_the_time_for_mapping_memory():
 
 
 def test_a_full_budget_saves_none_of_it_and_one_with_some_room_a_part():
-    """A peak of 130 MB at 16 images, of which 13 MB are half of what saves all."""
-    tight, some = 131 * MB, int((130 * 1.1 * MB + KERNEL_BYTES) / (1 - LEFT_SHARE))
+    """A peak of 130 MB at 16 images, for which 39 MB more save all."""
+    tight, some = 131 * MB, int((130 * 1.15 * MB + KERNEL_BYTES) / (1 - LEFT_SHARE))
     assert kept(profile(), tight).lines["network"].seconds_at(16) == 8.0
     found = kept(profile(), some).lines["network"]
     assert found.seconds_at(16) == pytest.approx(6.0, abs=0.01) and found.seconds_at(8) == 2.0
-    assert found.seconds_at(32) == pytest.approx(profile().lines["network"].seconds_at(32)), "170 MB have no room"
+    assert found.seconds_at(32) == pytest.approx(profile().lines["network"].seconds_at(32)), "210 MB have no room"
     assert kept(profile(), None, free=0).lines["network"].seconds_at(16) == 8.0
 
 

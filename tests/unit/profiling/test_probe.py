@@ -1,6 +1,7 @@
 """Probes on synthetic meters and limits: which batch sizes are measured, and what a refusal does."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -450,3 +451,11 @@ def test_new_memory_is_mapped_and_old_is_not():
 
     new, again = pages(lambda: torch.ones(2**24)), pages(lambda: old.fill_(2.0))
     assert new.pages >= again.pages + 2**26 // 2**21, "64 MiB, at least in pages of 2 MiB"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted by themselves on Linux alone")
+def test_memory_that_another_thread_maps_costs_the_thread_that_computes_nothing():
+    before = PageMapping.so_far()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(lambda: (PageMapping.so_far(), torch.ones(2**24), PageMapping.so_far())).result()
+    assert other[2].since(other[0]).pages >= 2**26 // 2**21 > 2 * PageMapping.so_far().since(before).pages
