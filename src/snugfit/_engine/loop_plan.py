@@ -98,7 +98,7 @@ class LoopPlan:
         """What keeps freed memory below the predicted peak, after ``observed`` steps that keep none; never on a GPU."""
         freed = FreedMemory(meter, limit)
         allowed = fillable_bytes(self.predicted_bytes) if limit.device.type == "cpu" else 0
-        freed.begin(allowed, self.kept_bytes, observed)
+        freed.begin(allowed, self.kept_bytes, observed, LOOP_GROWTH)
         return freed
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from snugfit._core.profile import WHOLE_GROWTH
 from snugfit.memory.address_space import KERNEL_BYTES
@@ -101,13 +102,15 @@ class FreedMemory:
     peak until the next layer. From then on freed memory is kept. What a layer frees on its way is then kept, too, so
     that it may take more than was seen. Layers are leaf modules that torch calls, in the thread that keeps memory.
 
-    In a phase with ample room freed memory is kept from the second step to the end.
+    In a phase with ample room freed memory is kept from the second step to the end. With room for all growth, only the
+    first step checks layers: after the others it is enough to look at what the process has grown by.
     """
 
     def __init__(self, meter: PeakMeter, limit: MemoryLimit) -> None:
         self._meter, self._limit = meter, limit
         self._allowed_bytes, self._steps, self._active, self._paused = 0, 0, False, False
-        self._is_ample, self._observed = False, OBSERVED_STEPS
+        self._is_ample, self._has_room_for_all, self._observed = False, False, OBSERVED_STEPS
+        self._hooks: list[RemovableHandle] = []
         self._needs, self._first_needs, self._touched = dict[object, int](), dict[object, int](), dict[object, int]()
         self._bare = set[object]()
         self._faults = 0
@@ -117,14 +120,18 @@ class FreedMemory:
         self._before_bytes = 0
         self._read: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
-    def begin(self, allowed_bytes: int, kept_bytes: int = 0, observed: int = OBSERVED_STEPS) -> None:
+    def begin(
+        self, allowed_bytes: int, kept_bytes: int = 0, observed: int = OBSERVED_STEPS, growth: float = GROWTH
+    ) -> None:
         """Begin a phase whose peak is to stay below ``allowed_bytes``, and which :meth:`close` ends; 0 keeps nothing.
 
-        ``kept_bytes`` of it are more than the phase needs. The first ``observed`` steps keep nothing.
+        ``kept_bytes`` of it are more than the phase needs. The first ``observed`` steps keep nothing. ``growth`` is the
+        most by which keeping freed memory may raise the peak.
         """
         self.close()
         self._observed = observed
         self._is_ample = is_ample(allowed_bytes, kept_bytes)
+        self._has_room_for_all = kept_bytes >= (growth - 1) * (allowed_bytes - kept_bytes) > 0
         self._allowed_bytes, self._steps = allowed_bytes, 0
         self._needs, self._first_needs, self._touched, self._bare = {}, {}, {}, set()
         self._peak_bytes, self._least_bytes = 0, allowed_bytes
@@ -145,12 +152,8 @@ class FreedMemory:
         if not self._allowed_bytes or not (sets_thresholds() and has_proc() and (steps or observed)):
             yield
             return
-        hooks = [
-            register_module_forward_pre_hook(self._before_forward),
-            register_module_forward_hook(self._after_forward),
-        ]
-        of_all: Any = nn_module._global_forward_hooks
-        of_all.move_to_end(hooks[-1].id, last=False)  # or a refresh would take back what BatchNorm's backward may take
+        if not (steps and observed and self._has_room_for_all):
+            self._hook_layers()
         self._owner = os.getpid(), threading.get_ident()
         try:
             with quick_readings() as self._read:
@@ -162,8 +165,7 @@ class FreedMemory:
                 finally:
                     self.pause()
         finally:
-            for hook in hooks:
-                hook.remove()
+            self._unhook_layers()
             self._active = False
 
     def after_step(self) -> None:
@@ -176,10 +178,15 @@ class FreedMemory:
             if self._is_coarse():
                 self._allowed_bytes = 0
             self._keep()
+            if self._has_room_for_all:
+                self._unhook_layers()
 
     def between_steps(self) -> None:
         """Note what the last layer took, or what was done since the last step, before the meter is read."""
-        self._before(_BETWEEN)
+        if self._hooks:
+            self._before(_BETWEEN)
+        elif self._active and self._allowed_bytes:
+            self._make_room(self._growth(), self._allowed_bytes)
 
     def give_back(self) -> None:
         """Return everything that is free to the system, unless it may stay; what is freed afterwards is kept again."""
@@ -206,6 +213,19 @@ class FreedMemory:
         if self._is_ample and not self._paused:
             self.pause(always=True)
         self._is_ample = False
+
+    def _hook_layers(self) -> None:
+        self._hooks = [
+            register_module_forward_pre_hook(self._before_forward),
+            register_module_forward_hook(self._after_forward),
+        ]
+        of_all: Any = nn_module._global_forward_hooks
+        of_all.move_to_end(self._hooks[-1].id, last=False)  # or a refresh takes back what BatchNorm's backward may take
+
+    def _unhook_layers(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def _may_stay(self) -> bool:
         """Whether room is ample, and a part of it still free."""

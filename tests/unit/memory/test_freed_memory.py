@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module
 
 from snugfit.memory import Baseline, MemoryLimit, freed_memory
 from snugfit.memory.address_space import allow_batch_norm_backward
@@ -268,6 +269,30 @@ def test_with_ample_room_memory_stays_from_the_second_step_to_the_end_of_the_pha
     with freed.kept():
         assert told.calls == ["use", ALL], "passes after the phase keep memory as long as they last"
     assert told.calls == ["use", ALL, NOTHING, "hold"]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "kept", "growth", "checks"), [(170, 70, 1.7, False), (169, 69, 1.7, True), (170, 70, 1.9, True)]
+)
+def test_with_room_for_all_growth_layers_are_not_checked_after_the_first_step(told, allowed, kept, growth, checks):
+    freed, hooks = begun(told), (module._global_forward_pre_hooks, module._global_forward_hooks)
+    freed.begin(allowed * MB, kept * MB, growth=growth)
+    with freed.kept(steps=True):
+        assert all(hooks)
+        step(freed, told, MB)
+        assert [len(each) for each in hooks] == [checks, checks]
+        told.calls.clear()
+        told.now, told.free = (allowed - 8) * MB, 100 * MB
+        step(freed, told, 4 * MB)
+        assert ("trim" in told.calls) == checks
+        told.now, told.free = allowed * MB, 100 * MB
+        step(freed, told, MB)
+        assert "trim" in told.calls and told.now < 80 * MB, "what is free goes back after a step without room"
+    with freed.kept(steps=True):
+        assert [len(each) for each in hooks] == [checks, checks]
+    with freed.kept():
+        assert all(hooks), "passes go through other shapes"
+    assert not any(hooks)
 
 
 @pytest.mark.parametrize(("now", "stays"), [(90, True), (91, False)])
