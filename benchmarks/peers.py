@@ -146,9 +146,9 @@ def _plan(settings: Settings, options: Options, extra: list[str]) -> Cell:
 
 
 def choose(candidates: list[Cell], *, exact: bool) -> Cell | None:
-    """The fastest candidate that fits; of those with exact gradients alone, if asked for. None where there is none."""
+    """What fits and takes the least time in all; of candidates with exact gradients alone, if asked for."""
     fitting = [each for each in candidates if each["feasible"] and (each["exact"] or not exact)]
-    return min(fitting, key=lambda each: float(each["predicted"]["seconds_per_epoch"]), default=None)
+    return min(fitting, key=lambda each: float(each["predicted"]["seconds"]), default=None)
 
 
 def passes(seconds: float, epoch_seconds: float, images: int, batch: int) -> tuple[int, int]:

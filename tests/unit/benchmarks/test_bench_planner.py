@@ -131,9 +131,10 @@ class TestPeers:
         assert peers.passes(5.0, 10.0, 2560, 64) == (1, 1280)
         assert peers.passes(0.001, 10.0, 2560, 64) == (1, 64)
 
-    def test_the_fastest_that_fits_is_taken(self) -> None:
+    def test_what_fits_and_takes_the_least_time_in_all_is_taken(self) -> None:
         def candidate(seconds: float, *, feasible: bool = True, exact: bool = True) -> dict[str, Any]:
-            return {"feasible": feasible, "exact": exact, "predicted": {"seconds_per_epoch": seconds}}
+            predicted = {"seconds": seconds, "seconds_per_epoch": -seconds}
+            return {"feasible": feasible, "exact": exact, "predicted": predicted}
 
         one, two, three = candidate(3.0), candidate(1.0, exact=False), candidate(0.5, feasible=False)
         assert peers.choose([one, two, three], exact=True) is one
