@@ -298,6 +298,8 @@ class _Attempt:
             self._measure(self.smallest_batch)
         elif self.measured and len(self.measured) == len(sizes):
             self._measure_largest(before)
+        elif len(self.measured) == 1:
+            self._measure_second(before, batch)
 
     def _is_hopeless(self, batch: int, before: int) -> bool:
         """Whether a batch would be refused: a refused step leaves memory behind, which later ones lack."""
@@ -326,6 +328,21 @@ class _Attempt:
             if self._measure(allowed):
                 return
             largest = int(largest * 0.8)
+
+    def _measure_second(self, before: int, most: int) -> None:
+        """Measure a second batch size, below ``most``, which lacks room: the largest that surely has some.
+
+        A line through a single point says little about larger batches.
+        """
+        first, limit = self.measured[0], self.probe.batch_limit
+        room, least = self.available - self.limit.kernel_bytes, self.floors.below(first.batch, limit)
+        quick = int(first.batch * self.probe.longest_seconds / max(first.seconds, 1e-9))
+        for size in range(min(most - 1, quick), first.batch, -1):
+            batch = self._allowed(size)
+            grown = (self.floors.below(batch, limit) - least) * (1 + BEYOND_MEASURED)
+            if batch > first.batch and first.peak_bytes - before + grown <= room:
+                self._measure(batch)
+                return
 
     def _allowed(self, batch: int) -> int:
         """The largest allowed batch up to ``batch`` that includes the workspace of all smaller ones."""

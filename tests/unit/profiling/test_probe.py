@@ -167,9 +167,35 @@ def test_only_one_sample_fits():
     assert [(point.batch, point.peak_bytes) for point in line.points] == [(1, 510)]
 
 
+@pytest.mark.parametrize(
+    ("room", "least", "sizes", "seconds", "expected"),
+    [
+        (2150, 500, (), 0.01, [2, 2, 5, 5]),
+        (2150, 500, (1, 2, 4, 8), 0.01, [2, 2, 4, 4]),
+        (2150, 500, (), 0.3, [2, 2, 3]),
+        (2150, 500, (), 0.9, [2, 2]),
+        (1600, 500, (), 0.01, [2, 2]),
+        (2150, 0, (), 0.01, [2, 2, 8, 5, 5]),
+    ],
+)
+def test_a_second_size_is_measured_below_one_without_room(monkeypatch, room, least, sizes, seconds, expected):
+    """It is one that micro-batches may have, whose step is short, and that surely has room."""
+    monkeypatch.setattr("snugfit.profiling.probe._timed", lambda step, batch, device: timed(step, batch, seconds))
+    machine = Machine(budget=1000 + room)
+    made, ran = probe(machine, fixed=1000, sample=200, floor=lambda batch: least + 200 * batch, sizes=sizes)
+    line = measure_probe(made, machine, machine)
+    assert ran == expected
+    assert [point.batch for point in line.points] == sorted(set(expected) - {8})
+
+
+def timed(step, batch, seconds):
+    step(batch)
+    return seconds * batch, PageMapping(0.0, 0)
+
+
 def test_a_single_point_says_nothing_of_smaller_batches():
     """The line through it would promise half of the fixed bytes at one sample."""
-    machine = Machine(budget=2600)
+    machine = Machine(budget=2500)
     made, _ = probe(machine, fixed=1000, sample=200, floor=lambda batch: 150 * batch)
     line = measure_probe(made, machine, machine)
     assert [point.batch for point in line.points] == [2] and line.bytes_at(2) >= 1400
