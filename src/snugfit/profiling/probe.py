@@ -159,6 +159,8 @@ def available_bytes(meter: PeakMeter, limit: MemoryLimit) -> float:
 def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Floors | None = None) -> ProbeLine | None:
     """Measure one probe at two small batch sizes and at the largest that the budget is then predicted to hold.
 
+    Where the second small one has no room, one below it is measured instead.
+
     Args:
         probe: the probe.
         meter: memory above the baseline.

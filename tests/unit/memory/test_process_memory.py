@@ -491,6 +491,7 @@ def huge_pages_of_this_process():
     def allowed():
         return ctypes.CDLL(None).prctl(42, 0, 0, 0, 0) == 0  # PR_GET_THP_DISABLE
 
+    ctypes.CDLL(None).prctl(41, 0, 0, 0, 0)  # PR_SET_THP_DISABLE, which the parent may have set
     before = allowed()
     prepare_process(1)
     return {"before": before, "after": allowed()}
