@@ -103,7 +103,7 @@ class FreedMemory:
     that it may take more than was seen. Layers are leaf modules that torch calls, in the thread that keeps memory.
 
     In a phase with ample room freed memory is kept from the second step to the end. With room for all growth, only the
-    first step checks layers: after the others it is enough to look at what the process has grown by.
+    first step checks layers. The growth of the process is read after each of the others.
     """
 
     def __init__(self, meter: PeakMeter, limit: MemoryLimit) -> None:

@@ -239,12 +239,12 @@ def warm_up() -> None:
 
 
 class PageMapping(NamedTuple):
-    """What mapping memory has cost a thread that computes, together with others.
+    """What mapping memory has cost a thread.
 
     Attributes:
-        seconds: the system's time in the calling thread, which does little else for it in a training step: others map
-            memory meanwhile. It is counted in ticks of some milliseconds.
-        pages: that the thread has mapped, a precise number.
+        seconds: the time that the system worked for the thread; in a training step it does little but map memory. Other
+            threads map memory at the same time. The time is counted in ticks of some milliseconds.
+        pages: number of pages that the thread has mapped, which is precise.
     """
 
     seconds: float
@@ -252,7 +252,7 @@ class PageMapping(NamedTuple):
 
     @classmethod
     def so_far(cls) -> PageMapping:
-        """Since the thread began; an equal share of the whole process where threads are not counted by themselves."""
+        """Since the calling thread began; without Linux, an equal share of the process."""
         if sys.platform.startswith("linux"):
             used = resource.getrusage(resource.RUSAGE_THREAD)
             return cls(used.ru_stime, used.ru_minflt)

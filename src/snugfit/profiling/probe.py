@@ -159,7 +159,7 @@ def available_bytes(meter: PeakMeter, limit: MemoryLimit) -> float:
 def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Floors | None = None) -> ProbeLine | None:
     """Measure one probe at two small batch sizes and at the largest that the budget is then predicted to hold.
 
-    Where the second small one has no room, one below it is measured instead.
+    Where the second small one does not fit, the largest below it that does is measured instead.
 
     Args:
         probe: the probe.
@@ -332,7 +332,7 @@ class _Attempt:
             largest = int(largest * 0.8)
 
     def _measure_second(self, before: int, most: int) -> None:
-        """Measure a second batch size, below ``most``, which lacks room: the largest that surely has some.
+        """Measure the largest batch below ``most``, which did not fit, whose tensors say that it fits.
 
         A line through a single point says little about larger batches.
         """

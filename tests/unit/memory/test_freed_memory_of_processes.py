@@ -152,3 +152,24 @@ def test_a_peak_stays_below_what_is_allowed_and_the_more_is_allowed_the_less_is_
     (tight, some), (ample, few) = found["tight"], found["ample"]
     assert tight <= found["least"] * 1.05 and ample <= found["least"] * 3
     assert few < found["without"] / 10 and some < found["without"]
+
+
+def huge_pages_of_this_process():
+    """Whether the process may have huge pages, before and after it is prepared."""
+    import ctypes
+
+    from snugfit.memory import prepare_process
+
+    def allowed():
+        return ctypes.CDLL(None).prctl(42, 0, 0, 0, 0) == 0  # PR_GET_THP_DISABLE
+
+    ctypes.CDLL(None).prctl(41, 0, 0, 0, 0)  # PR_SET_THP_DISABLE, which the parent may have set
+    before = allowed()
+    prepare_process(1)
+    return {"before": before, "after": allowed()}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the call is Linux's")
+def test_a_prepared_process_has_no_huge_pages(fresh_process):
+    """The first byte that is written in one makes 2 MiB resident."""
+    assert fresh_process(huge_pages_of_this_process)["huge_pages_of_this_process"] == {"before": True, "after": False}

@@ -480,24 +480,3 @@ def exhausted():
 @linux
 def test_memory_is_read_where_the_limit_is_reached(fresh_process):
     assert fresh_process(exhausted)["exhausted"] == [False, True]
-
-
-def huge_pages_of_this_process():
-    """Whether the process may have huge pages, before and after it is prepared."""
-    import ctypes
-
-    from snugfit.memory import prepare_process
-
-    def allowed():
-        return ctypes.CDLL(None).prctl(42, 0, 0, 0, 0) == 0  # PR_GET_THP_DISABLE
-
-    ctypes.CDLL(None).prctl(41, 0, 0, 0, 0)  # PR_SET_THP_DISABLE, which the parent may have set
-    before = allowed()
-    prepare_process(1)
-    return {"before": before, "after": allowed()}
-
-
-@linux
-def test_a_prepared_process_has_no_huge_pages(fresh_process):
-    """The first byte that is written in one makes 2 MiB resident."""
-    assert fresh_process(huge_pages_of_this_process)["huge_pages_of_this_process"] == {"before": True, "after": False}
