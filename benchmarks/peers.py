@@ -123,11 +123,8 @@ def _ours(settings: Settings, way: str, seconds: float, options: Options) -> Cal
         folder = work_folder(options) / "-".join(["peers", way, settings["model"], settings["memory"]])
         shutil.rmtree(folder, ignore_errors=True)  # the search is to be counted
         extra = cache_flags(folder)
-        spent, best = 0.0, None
-        for strategy in ("auto", "tiled")[: 2 if way == "snugfit-exact" else 1]:  # tiles where nothing else is exact
-            if best is None:
-                planned = _plan({**wanted, "strategy": strategy}, options, extra)
-                spent, best = spent + planned["seconds"], choose(planned["candidates"], exact=way == "snugfit-exact")
+        planned = _plan({**wanted, "strategy": "exact" if way == "snugfit-exact" else "auto"}, options, extra)
+        spent, best = planned["seconds"], choose(planned["candidates"])
         if best is None:
             outcome = {"refused": True, "failure": "said before anything ran", "used_seconds": spent}
             return {"exit_code": INFEASIBLE, "seconds": spent, "outcome": outcome}
@@ -145,9 +142,9 @@ def _plan(settings: Settings, options: Options, extra: list[str]) -> Cell:
     return {"seconds": cell["seconds"], "candidates": cell["output"].get("candidates", [])}
 
 
-def choose(candidates: list[Cell], *, exact: bool) -> Cell | None:
-    """What fits and takes the least time in all; of candidates with exact gradients alone, if asked for."""
-    fitting = [each for each in candidates if each["feasible"] and (each["exact"] or not exact)]
+def choose(candidates: list[Cell]) -> Cell | None:
+    """What fits and takes the least time in all."""
+    fitting = [each for each in candidates if each["feasible"]]
     return min(fitting, key=lambda each: float(each["predicted"]["seconds"]), default=None)
 
 

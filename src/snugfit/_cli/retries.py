@@ -28,7 +28,7 @@ from snugfit._cli.plan_cache import PlanCache
 from snugfit._core.amounts import parse_bytes
 from snugfit._core.explanation import explanation_of, kept_memory_note
 from snugfit._core.option_groups import TrainingOptions
-from snugfit._core.options import AUTO
+from snugfit._core.options import ANY_STRATEGY
 from snugfit._core.plan import Plan, ranked
 from snugfit._core.request import Request
 from snugfit._core.workload import Workload
@@ -233,7 +233,7 @@ def _most(plan: Plan) -> int:
 def _expected(found: dict[str, Any], request: Request) -> int:
     """Growth in bytes that a request is expected to need, by another one's answer; 0 if no budget would work."""
     strategy, training, workload = request.strategy.strategy, request.training, found["plan"]["workload"]
-    candidates = [each for each in found["plan"]["candidates"] if strategy in (AUTO, each["strategy"])]
+    candidates = [each for each in found["plan"]["candidates"] if strategy in (*ANY_STRATEGY, each["strategy"])]
     smallest = min((each["smallest_bytes"] for each in candidates if each["smallest_bytes"]), default=0)
     state = SMALL_STATE if training.optimizer_state not in (None, workload["optimizer"]["state"]) else 1
     weights = SMALL_WEIGHTS if training.weight_dtype not in (None, workload["weight_dtype"]) else 1

@@ -19,7 +19,7 @@ from snugfit._cli.worker_processes import fork_server
 from snugfit._core.documents import read_data
 from snugfit._core.known import require_data
 from snugfit._core.launchers import name_process
-from snugfit._core.options import AUTO, Common
+from snugfit._core.options import ANY_STRATEGY, Common
 from snugfit._core.registry import find_config
 from snugfit._core.request import Request
 from snugfit._storage.outputs import require_folder
@@ -73,7 +73,7 @@ def _take_part(request: Request) -> None:
     Other strategies train alone, whatever the launcher's variables, which a shell inside a job has, too.
     """
     name = request.strategy.strategy
-    if request.budget.devices > 1 or (name != AUTO and find_config(name).worker):
+    if request.budget.devices > 1 or (name not in ANY_STRATEGY and find_config(name).worker):
         name_process(os.environ)
 
 

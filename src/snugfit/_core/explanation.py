@@ -11,6 +11,7 @@ from snugfit._core.budget import Aim
 from snugfit._core.inputs import parse_inputs
 from snugfit._core.known import foreign_options
 from snugfit._core.option_groups import SYNTHETIC
+from snugfit._core.options import ANY_STRATEGY
 from snugfit._core.plan import Candidate, Cost, Plan, ranked
 from snugfit._core.registry import find_config, strategies
 from snugfit._core.request import Request
@@ -263,7 +264,7 @@ def command_of(request: Request, plan: Plan) -> tuple[str, ...] | None:
         request = replace(request, model=model, data=replace(request.data, data=PLACEHOLDER, input_shape=None))
     training = request.training
     own_default = find_config(choice.strategy).default_optimizer
-    if request.strategy.strategy == "auto" and training.optimizer is None and own_default:
+    if request.strategy.strategy in ANY_STRATEGY and training.optimizer is None and own_default:
         # a named strategy may have its own default optimizer, but the plan used the common one
         request = replace(request, training=replace(training, optimizer=plan.workload.optimizer.name))
     request = request.with_strategy(choice.strategy)

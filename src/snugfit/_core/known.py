@@ -13,7 +13,7 @@ from snugfit._core.amounts import Sides, height_and_width
 from snugfit._core.functions import is_function
 from snugfit._core.inputs import shape_of
 from snugfit._core.option_groups import FROM_PYTHON, BaseRequest, DataOptions
-from snugfit._core.options import data_sets_in
+from snugfit._core.options import ANY_STRATEGY, AUTO, EXACT, data_sets_in
 from snugfit._core.registry import LOCAL_LOSSES, MODELS, config_of, strategies
 from snugfit.errors import UnknownNameError, UsageError
 
@@ -105,25 +105,32 @@ def check_strategies(request: BaseRequest) -> None:
         UsageError: the strategy does not support an option.
     """
     name = request.strategy.strategy
-    if name != "auto":
+    if name not in ANY_STRATEGY:
         config_of(name).check(request)
     elif request.budget.time_ratio is not None:
-        for config in strategies().values():
-            if config.keeps_time_ratio:
-                config.check(request)
+        keeping = [each for each in strategies().values() if each.keeps_time_ratio]
+        if name == EXACT and not any(each.exact for each in keeping):
+            names = " and ".join(each.name for each in keeping)
+            raise UsageError(
+                f"--time-ratio is for {names}, whose gradients are not exact; leave it out, or use --strategy {AUTO}."
+            )
+        for config in keeping:
+            config.check(request)
 
 
 def foreign_options(request: BaseRequest) -> dict[str, list[str]]:
     """Options that a request sets and that the strategy it names lacks, with the strategies that have them.
 
-    Values that equal the defaults cannot be told from options that were left out. ``auto`` has all options.
+    Values that equal the defaults cannot be told from options that were left out. ``auto`` has all options, and
+    ``exact`` those of strategies whose gradients are exact.
     """
     options, name = request.strategy, request.strategy.strategy
     owners = {each.name: [field.name for field in fields(each.options)] for each in strategies().values()}
+    named = {each.name for each in strategies().values() if each.name == name or (name == EXACT and each.exact)}
     found = {}
-    for option in fields(options) if name != "auto" else ():
+    for option in fields(options) if name != AUTO else ():
         having = [owner for owner, names in owners.items() if option.name in names]
-        if having and name not in having and getattr(options, option.name) != option.default:
+        if having and named.isdisjoint(having) and getattr(options, option.name) != option.default:
             found[option.name] = having
     return found
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from snugfit._core.amounts import Sides, parse_sides
 from snugfit._core.budget import Aim, TimeRatio
 from snugfit._core.options import (
+    AUTO,
     Checked,
     ClassWeights,
     Common,
@@ -319,13 +320,16 @@ class BaseStrategyOptions(Checked):
     """The strategy. Every strategy adds its own options.
 
     Attributes:
-        strategy: ``snugfit plan`` shows which of them auto considers, and why not the others.
-        aim: criterion of auto among candidates that fit: time (least seconds to finish), memory (least predicted peak)
-            or accuracy (least expected loss of accuracy, then time: exact gradients first, or elastic with --weights
+        strategy: auto is the best that fits, and exact the best of those with exact gradients, which is planned in
+            less time. ``snugfit plan`` shows which are considered, and why not the others.
+        aim: criterion for the best that fits: time (least seconds to finish), memory (least predicted peak) or accuracy
+            (least expected loss of accuracy, then time: exact gradients first, or elastic with --weights
             and few training images); time by default, accuracy if --weights are given.
     """
 
-    strategy: Annotated[str, Common("NAME", "way of training; by default the best that fits", _RUNS)] = "auto"
+    strategy: Annotated[str, Common("NAME", "way of training: a name, auto (the best that fits) or exact", _RUNS)] = (
+        AUTO
+    )
     aim: Aim | None = None
 
 

@@ -111,7 +111,9 @@ def _bytes(value: Any) -> str:
 _SIZE = Text("a positive size with its unit, like 100MB (10^6 bytes) or 512MiB (2^20)", parse_bytes, _bytes)
 Size = Annotated[str, _SIZE]
 """Text with a unit, or from Python a whole number of bytes."""
-AUTO = "auto"
+AUTO, EXACT = "auto", "exact"
+ANY_STRATEGY = (AUTO, EXACT)
+"""Values of ``--strategy`` that name none: all that serve a request, or those of them with exact gradients."""
 _SIZE_OR_AUTO = Text(f"{AUTO} or {_SIZE.form}", lambda text: text == AUTO or parse_bytes(text), _bytes)
 SizeOrAuto = Annotated[str, _SIZE_OR_AUTO]
 """A size, or ``auto``: what the machine has."""

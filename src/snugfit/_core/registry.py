@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from snugfit._core.option_groups import BaseRequest
+from snugfit._core.options import ANY_STRATEGY, EXACT
 from snugfit._core.strategy_config import StrategyConfig, merged_options
 from snugfit.errors import UnknownNameError
 
@@ -59,11 +60,18 @@ def _why_unusable(kind: Any, found: dict[str, StrategyConfig]) -> str | None:
 
 
 def considered(request: BaseRequest) -> list[StrategyConfig]:
-    """The strategy that a request names, or those that ``auto`` considers."""
+    """The strategy that a request names, or those that serve it if it names none."""
     name = request.strategy.strategy
-    if name != "auto":
+    if name not in ANY_STRATEGY:
         return [config_of(name)]
-    return [config for config in strategies().values() if config.why_not(request) is None]
+    return [config for config in strategies().values() if why_not(config, request) is None]
+
+
+def why_not(config: StrategyConfig, request: BaseRequest) -> str | None:
+    """Why a strategy is not considered for a request that names none; None if it is."""
+    if request.strategy.strategy == EXACT and not config.exact:
+        return "its gradients are not exact"
+    return config.why_not(request)
 
 
 def import_strategies(request: BaseRequest) -> None:

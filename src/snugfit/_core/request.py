@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from snugfit._core.budget import Aim
 from snugfit._core.option_groups import BaseRequest, BaseStrategyOptions
-from snugfit._core.options import Names, help_of, with_help
+from snugfit._core.options import ANY_STRATEGY, Names, help_of, with_help
 from snugfit._core.registry import strategies
 from snugfit._core.serial import from_data, to_data
 from snugfit._core.strategy_config import declared_options, merged_options
@@ -19,7 +19,7 @@ def _strategy_options() -> type[BaseStrategyOptions]:
     names = tuple(strategies())
     found = declared_options(BaseStrategyOptions)
     hint, default = found["strategy"]
-    found["strategy"] = (Annotated[hint, Names(("auto", *names))], default)
+    found["strategy"] = (Annotated[hint, Names((*ANY_STRATEGY, *names))], default)
     found |= merged_options(config.options for config in strategies().values())
     texts: dict[str, dict[str, str]] = {}
     for config in strategies().values():
@@ -27,7 +27,7 @@ def _strategy_options() -> type[BaseStrategyOptions]:
         for option in fields(config.options):
             texts.setdefault(option.name, {})[config.name] = own.get(option.name, "")
     common = help_of(BaseStrategyOptions)
-    common["strategy"] = f"auto, {', '.join(names[:-1])} or {names[-1]}. {common['strategy']}"
+    common["strategy"] = f"{', '.join((*ANY_STRATEGY, *names[:-1]))} or {names[-1]}. {common['strategy']}"
     shown = common | {name: _joined(each) for name, each in texts.items()}
     declared = [(name, hint, field(default=default)) for name, (hint, default) in found.items()]
     made = make_dataclass("StrategyOptions", declared, bases=(BaseStrategyOptions,), frozen=True)

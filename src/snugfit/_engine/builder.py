@@ -17,8 +17,8 @@ from snugfit._chain import Chain, UnitStore, initialise_by_reset, release, spill
 from snugfit._core.amounts import height_and_width
 from snugfit._core.known import check_shape, check_strategies
 from snugfit._core.option_groups import FROM_PYTHON
-from snugfit._core.options import data_sets_in
-from snugfit._core.registry import config_of, considered, find_config, strategies, strategy_class
+from snugfit._core.options import ANY_STRATEGY, data_sets_in
+from snugfit._core.registry import config_of, considered, find_config, strategies, strategy_class, why_not
 from snugfit._core.request import Request
 from snugfit._core.strategy_config import StrategyConfig
 from snugfit._core.workload import BATCH_SIZE, FINE_TUNING_BATCH_SIZE, OptimizerSettings, Workload
@@ -335,16 +335,16 @@ def check_options(request: Request) -> None:
 
 
 def make_strategies(request: Request) -> StrategySelection:
-    """The strategies to consider, with the request's settings; for ``auto`` all that serve it."""
+    """The strategies to consider, with the request's settings: those that serve it if it names none."""
     check_strategies(request)
     name = request.strategy.strategy
-    if name != "auto":
+    if name not in ANY_STRATEGY:
         return StrategySelection([_configured(config_of(name), request)])
     chosen: list[Strategy] = []
     standby: list[Strategy] = []
     left_out: dict[str, str] = {}
     for config in strategies().values():
-        reason = config.why_not(request)
+        reason = why_not(config, request)
         if reason:
             left_out[config.name] = reason
         else:

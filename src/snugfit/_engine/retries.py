@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from snugfit._core.options import AUTO
+from snugfit._core.options import ANY_STRATEGY, AUTO
 from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
 from snugfit._core.registry import find_config, strategies, strategy_class
@@ -94,7 +94,7 @@ def _exact_alone(planned: Planned) -> list[Request]:
 def _with_whole_batches(request: Request) -> Iterator[Request]:
     """The strategies, of those asked for, whose batch norms can normalise all images of a step, with that setting."""
     for name, config in strategies().items():
-        if config.normalises_batches and request.strategy.strategy in (AUTO, name):
+        if config.normalises_batches and request.strategy.strategy in (*ANY_STRATEGY, name):
             settings: dict[str, Any] = {"strategy": name, "batch_norm": "exact"}
             yield replace(request, strategy=replace(request.strategy, **settings))
 

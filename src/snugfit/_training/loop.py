@@ -21,6 +21,7 @@ from snugfit._training.statistics import images_for
 from snugfit._training.strategy import BatchSource, Trainable
 from snugfit._training.task import StepResult, task_of
 from snugfit.errors import MEMORY_ERRORS, BudgetExceededError, InterruptedRunError, first_line
+from snugfit.lean.convolution import gradients_in_parts
 from snugfit.memory import is_out_of_memory, release_memory
 
 
@@ -58,7 +59,7 @@ def train_phase(
             position.start_epoch(epoch)
         started = time.perf_counter()
         feed = Feed(source.epoch(epoch, batch_size, position.step, parts), run, phase.name)
-        with run.freed.kept(steps=True):
+        with run.freed.kept(steps=True), gradients_in_parts(not run.freed.has_ample_room):
             while position.step < steps:
                 _train_step(trainable, feed, phase, run, steps=steps, images=min(batch_size, len(source)))
                 _save_if_due(trainable, run, last=position.step == steps)

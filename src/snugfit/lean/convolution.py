@@ -7,8 +7,8 @@ nothing to save, and :class:`LeanConv2d` equals torch's own except on small feat
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -225,9 +225,11 @@ class LeanConv2d(nn.Conv2d):
     Attributes:
         update: takes the gradient of a large weight in parts where it is computed by kernel position; None: autograd
             gets it, like all others.
+        takes_parts: whether layers use their ``update``; see :func:`gradients_in_parts`.
     """
 
     update: PartialUpdate | None = None
+    takes_parts: ClassVar[bool] = True
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         dtype = autocast_dtype(input)
@@ -277,7 +279,8 @@ class LeanConv2d(nn.Conv2d):
     def _update_of(self, weight: Tensor) -> PartialUpdate | None:
         """What takes the gradient of a weight (K, C, kh, kw) in parts, if there are several, in the weight's layout."""
         in_parts = (
-            weight.numel() > PART_VALUES
+            self.takes_parts
+            and weight.numel() > PART_VALUES
             and self.groups == 1
             and weight.is_contiguous(memory_format=torch.channels_last)
         )
@@ -288,6 +291,19 @@ class LeanConv2d(nn.Conv2d):
         if self.padding_mode != "zeros" or isinstance(self.padding, str) or inputs.dim() != 4:
             return NOTHING
         return choose(inputs, weight, self._geometry)
+
+
+@contextlib.contextmanager
+def gradients_in_parts(use: bool) -> Iterator[None]:
+    """Context in which every :class:`LeanConv2d` uses its ``update``, or none does.
+
+    With many images the gradient of a weight takes up to twice as long in parts, each of which copies the input again.
+    """
+    before, LeanConv2d.takes_parts = LeanConv2d.takes_parts, use
+    try:
+        yield
+    finally:
+        LeanConv2d.takes_parts = before
 
 
 def convolution_for_backward(layer: nn.Conv2d, inputs: Tensor, padding: Pair) -> Tensor:

@@ -137,6 +137,11 @@ class FreedMemory:
         self._peak_bytes, self._least_bytes = 0, allowed_bytes
 
     @property
+    def has_ample_room(self) -> bool:
+        """Whether the phase has more room than freed memory needs."""
+        return self._is_ample
+
+    @property
     def keeps(self) -> bool:
         """Whether the heap may keep freed memory now, so that it should not be trimmed."""
         active = self._active or (self._is_ample and not self._paused)

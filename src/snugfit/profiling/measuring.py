@@ -13,7 +13,7 @@ from snugfit._core.profile import ProbeLine, Profile, TensorProfile
 from snugfit._stopwatch import Stopwatch
 from snugfit.memory import MemoryLimit, PeakMeter, release_memory
 from snugfit.profiling.measurement_cache import Measurement, Measurements
-from snugfit.profiling.probe import META_PASS_BYTES, Floors, Probe, available_bytes, measure_probe
+from snugfit.profiling.probe import META_PASS_BYTES, Floors, MappingCost, Probe, available_bytes, measure_probe
 
 if TYPE_CHECKING:
     from snugfit.profiling.tensors import TensorProbe
@@ -62,6 +62,7 @@ class _Session:
         expected: those of ``left`` that were left in another process, and that training will leave here too: training
             runs at one batch size, measuring at several.
         delay_seconds: that other processes added to measuring on a processor.
+        mapping: what mapping memory has cost in this process.
     """
 
     meter: PeakMeter
@@ -76,6 +77,7 @@ class _Session:
     elsewhere: dict[str, int] = field(default_factory=dict)
     expected: dict[str, int] = field(default_factory=dict)
     delay_seconds: float = 0.0
+    mapping: MappingCost = field(default_factory=MappingCost)
     _judged_bytes: float | None = None
 
     def __post_init__(self) -> None:
@@ -129,7 +131,7 @@ class _Session:
             return True
 
         def measure() -> Measurement:
-            line = measure_probe(probe, self.meter, self.limit, floors)
+            line = measure_probe(probe, self.meter, self.limit, floors, self.mapping)
             complete = line is not None and line.points[-1].batch >= probe.batch_limit
             return Measurement(line=line, floors={str(b): size for b, size in floors.known.items()}, complete=complete)
 

@@ -24,9 +24,9 @@ PROBE_GROWTH, LAYER_GROWTH = 800_000, 80_000
 """Bytes that profiling leaves in memory (torch's caches, kernels) for a network, and for each layer after the first."""
 ABOVE_FLOOR = 1.05
 """Lower bound on the ratio of process peak to tensor peak: measured 2-9 % more."""
-LONG_STEP_SECONDS = 0.15
-"""A step that takes longer runs only once on a new batch size, because generating its kernels takes a small part of it,
-..."""
+LONG_STEP_SECONDS, LONG_LAYER_SECONDS = 0.15, 0.02
+"""A step that takes longer than the first, and than the second for each layer, runs only once on a new batch size,
+because generating its kernels takes a small part of it (2 ms for a layer of MobileNetV2), ..."""
 FEW_KERNELS = 0.01
 """... unless these kernels take more than this share of its peak. A step has all kernels when it begins, except for the
 first: MobileNetV2 at 16 images generates 4.6 MB of them, 2.9 MB after its peak. Fewer kernels are added to the peak."""
@@ -48,9 +48,9 @@ META_PASS_BYTES = 64_000_000
 Python may crash if it is refused memory for that, and the smallest possible budget must be reported for any budget. The
 memory that is really used counts as usual.
 """
-LONG_MAPPING_SECONDS, LEAST_MAPPING_SECONDS = 0.1, 0.02
-"""Seconds of mapping memory that are measured well enough in one step, and in all steps of a probe together: the system
-counts them in ticks of 4 or 10 ms."""
+LONG_MAPPING_SECONDS, LEAST_MAPPING_SECONDS = 0.5, 0.02
+"""Seconds of mapping memory that are measured well enough in one step, and in all steps of a process together: the
+system counts them in ticks of 4 or 10 ms."""
 MOST_MAPPING = 0.9
 """Largest share of a step's seconds that counts as mapping memory: beside other processes the two are less certain."""
 Step = Callable[[int], object]
@@ -156,7 +156,30 @@ def available_bytes(meter: PeakMeter, limit: MemoryLimit) -> float:
     return float("inf") if limit.budget_bytes is None else float(limit.budget_bytes - meter.current_bytes)
 
 
-def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Floors | None = None) -> ProbeLine | None:
+class MappingCost:
+    """What mapping memory has cost in all steps that a process measured: a page costs as much in each of them."""
+
+    def __init__(self) -> None:
+        self._all = PageMapping(0.0, 0)
+
+    def add(self, own: PageMapping) -> None:
+        """Count a step."""
+        self._all = PageMapping(self._all.seconds + own.seconds, self._all.pages + own.pages)
+
+    def seconds(self, own: PageMapping) -> float:
+        """Seconds of a step for mapping memory: of a short one, its pages' share of those of all steps."""
+        if own.seconds >= LONG_MAPPING_SECONDS:
+            return own.seconds
+        return self._all.seconds * own.pages / self._all.pages if self._all.seconds >= LEAST_MAPPING_SECONDS else 0.0
+
+
+def measure_probe(
+    probe: Probe,
+    meter: PeakMeter,
+    limit: MemoryLimit,
+    floors: Floors | None = None,
+    mapping: MappingCost | None = None,
+) -> ProbeLine | None:
     """Measure one probe at two small batch sizes and at the largest that the budget is then predicted to hold.
 
     Where the second small one does not fit, the largest below it that does is measured instead.
@@ -166,6 +189,7 @@ def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Fl
         meter: memory above the baseline.
         limit: the memory budget, in force.
         floors: its known floors.
+        mapping: what mapping memory has cost in this process.
 
     Returns:
         The fitted line, or None if not even the smallest batch fits.
@@ -176,7 +200,7 @@ def measure_probe(probe: Probe, meter: PeakMeter, limit: MemoryLimit, floors: Fl
     before, available = meter.current_bytes, available_bytes(meter, limit)
     if floors.smallest()[1] > available:
         return None
-    attempt = _Attempt(probe, meter, limit, available, floors)
+    attempt = _Attempt(probe, meter, limit, available, floors, mapping or MappingCost())
     attempt.run()
     trim_heap()
     release_devices()
@@ -233,17 +257,25 @@ class _Attempt:
     ``built`` is what building took: more than a step does where weights come larger than they are stored. ``rested`` is
     in memory after the steps at each batch size, with all kernels so far; ``ended`` after all, with ``refused`` sizes.
     ``cut_short``: larger batches were left out because they take long. ``mapped`` is what mapping memory cost in the
-    step at each batch size, and ``all_mapped`` in all steps.
+    step at each batch size, and ``mapping`` in all steps of the process.
     """
 
-    def __init__(self, probe: Probe, meter: PeakMeter, limit: MemoryLimit, available: float, floors: Floors) -> None:
+    def __init__(
+        self,
+        probe: Probe,
+        meter: PeakMeter,
+        limit: MemoryLimit,
+        available: float,
+        floors: Floors,
+        mapping: MappingCost,
+    ) -> None:
         self.probe, self.meter, self.limit, self.available = probe, meter, limit, available
         self.floors, self.smallest_batch = floors, floors.smallest()[0]
         self.measured: list[ProbePoint] = []
         self.step: Step | None = None
         self.built, self.cut_short = 0, False
         self.rested, self.mapped = list[int](), list[PageMapping]()
-        self.all_mapped = PageMapping(0.0, 0)
+        self.mapping = mapping
         self.ended = self.refused = 0
 
     def points(self, resting: int) -> list[ProbePoint]:
@@ -259,17 +291,10 @@ class _Attempt:
             replace(
                 point,
                 peak_bytes=max(point.peak_bytes - rested + held, self.built, 1),
-                mapping_seconds=min(self._mapping_seconds(mapped), MOST_MAPPING * point.seconds),
+                mapping_seconds=min(self.mapping.seconds(mapped), MOST_MAPPING * point.seconds),
             )
             for point, rested, mapped in zip(self.measured, self.rested, self.mapped, strict=True)
         ]
-
-    def _mapping_seconds(self, own: PageMapping) -> float:
-        """Seconds of a step for mapping memory: of a short one, its pages' share of those of all steps."""
-        every = self.all_mapped
-        if own.seconds >= LONG_MAPPING_SECONDS:
-            return own.seconds
-        return every.seconds * own.pages / every.pages if every.seconds >= LEAST_MAPPING_SECONDS else 0.0
 
     @property
     def shape_bytes(self) -> int:
@@ -368,7 +393,8 @@ class _Attempt:
             peak, rested = self.meter.mark(), self._rest()
             new = max(rested - self.rested[-1], 0) if self.rested else peak
             again = self.probe.warm_up or has_own_memory(self.limit.device)
-            if again or seconds < LONG_STEP_SECONDS or new > FEW_KERNELS * peak:
+            long = max(LONG_STEP_SECONDS, LONG_LAYER_SECONDS * self.probe.layers)
+            if again or seconds < long or new > FEW_KERNELS * peak:
                 (seconds, mapped), new = self._run(step, batch), 0
                 peak, rested = self.meter.mark(), self._rest()
         except MEMORY_ERRORS as error:
@@ -393,7 +419,7 @@ class _Attempt:
     def _run(self, step: Step, batch: int) -> tuple[float, PageMapping]:
         """Seconds of a step, and what mapping memory cost in it."""
         seconds, own = _timed(step, batch, self.limit.device)
-        self.all_mapped = PageMapping(self.all_mapped.seconds + own.seconds, self.all_mapped.pages + own.pages)
+        self.mapping.add(own)
         return seconds, own
 
 

@@ -132,14 +132,12 @@ class TestPeers:
         assert peers.passes(0.001, 10.0, 2560, 64) == (1, 64)
 
     def test_what_fits_and_takes_the_least_time_in_all_is_taken(self) -> None:
-        def candidate(seconds: float, *, feasible: bool = True, exact: bool = True) -> dict[str, Any]:
-            predicted = {"seconds": seconds, "seconds_per_epoch": -seconds}
-            return {"feasible": feasible, "exact": exact, "predicted": predicted}
+        def candidate(seconds: float, *, feasible: bool = True) -> dict[str, Any]:
+            return {"feasible": feasible, "predicted": {"seconds": seconds, "seconds_per_epoch": -seconds}}
 
-        one, two, three = candidate(3.0), candidate(1.0, exact=False), candidate(0.5, feasible=False)
-        assert peers.choose([one, two, three], exact=True) is one
-        assert peers.choose([one, two, three], exact=False) is two
-        assert peers.choose([three], exact=False) is None
+        one, two, three = candidate(3.0), candidate(1.0), candidate(0.5, feasible=False)
+        assert peers.choose([one, two, three]) is two
+        assert peers.choose([three]) is None
 
     def test_steps_of_fewer_images_than_a_batch_are_scaled_to_one(self) -> None:
         record = dict.fromkeys(planner_tables.KEPT, "") | {

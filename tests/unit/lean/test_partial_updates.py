@@ -104,6 +104,12 @@ def test_a_layer_passes_on_parts_where_it_computes_by_position(monkeypatch, side
         assert layer.weight.grad is None
         found = torch.cat([values for _, values in layer.update.parts])
         torch.testing.assert_close(found, values_in_memory(twin.weight.grad))
+        layer.update.parts = []
+        with convolution.gradients_in_parts(False):
+            layer(images).square().sum().backward()
+        assert not layer.update.parts
+        torch.testing.assert_close(layer.weight.grad, twin.weight.grad)
+    assert layer.takes_parts
     other = copy.copy(layer)
     other.weight = nn.Parameter(layer.weight.detach().clone())
     other(images).sum().backward()

@@ -1,7 +1,6 @@
 """Probes on synthetic meters and limits: which batch sizes are measured, and what a refusal does."""
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -34,10 +33,15 @@ def test_the_line_is_that_of_the_step():
     assert ran == [2, 2, 8, 8, 64, 64], "every batch is warmed up once and measured once"
 
 
+def make_every_step_long(monkeypatch):
+    for name in ("LONG_STEP_SECONDS", "LONG_LAYER_SECONDS"):
+        monkeypatch.setattr(f"snugfit.profiling.probe.{name}", 0.0)
+
+
 @pytest.mark.parametrize(("device", "steps"), [("cpu", 1), ("cuda:0", 2)])
 def test_on_a_device_the_second_step_counts_however_long_the_first_takes(device, steps, monkeypatch):
     """A GPU loads kernels in the first."""
-    monkeypatch.setattr("snugfit.profiling.probe.LONG_STEP_SECONDS", 0.0)
+    make_every_step_long(monkeypatch)
     monkeypatch.setattr(devices, "KINDS", {"cuda": lambda device: FakeMemory()})
     monkeypatch.setattr(devices, "_at_rest", {})
     machine = Machine()
@@ -78,7 +82,7 @@ def test_kernels_of_a_batch_size_count_once_and_those_of_a_new_one_are_predicted
 @pytest.mark.parametrize(("kernels", "steps"), [(400, 2), (5, 1)])
 def test_kernels_that_the_first_step_makes_after_its_peak_count(kernels, steps, monkeypatch):
     """Later steps have them at their peak. A long step is run again only if they are many."""
-    monkeypatch.setattr("snugfit.profiling.probe.LONG_STEP_SECONDS", 0.0)
+    make_every_step_long(monkeypatch)
     machine, ran = Machine(), []
 
     def step(batch):
@@ -440,49 +444,3 @@ def test_probes_that_run_the_same_are_measured_once():
     )
     assert ran and not ran_by_twin
     assert found.lines["q"] == replace(found.lines["p"], name="q") and found.floors["q"] == found.floors["p"]
-
-
-@pytest.mark.parametrize("factor", [1, 10, 0.1])
-def test_each_step_has_the_time_for_its_pages(monkeypatch, factor):
-    """The system's time is coarse: all of it is divided by all pages, those of repeated steps included.
-
-    A step has its own if it is long, and none if all of it is too short.
-    """
-    times = [each * factor for each in (0.0, 0.0, 0.03, 0.0, 0.03, 0.04)]
-    coarse = iter(times)
-
-    def timed(step, batch, device):
-        step(batch)
-        return 0.01 * batch, PageMapping(next(coarse), 10 * batch)
-
-    monkeypatch.setattr("snugfit.profiling.probe._timed", timed)
-    machine = Machine()
-    made, ran = probe(machine, fixed=500, sample=10, limit=14)
-    line = measure_probe(made, machine, machine)
-    assert ran == [2, 2, 8, 8, 14, 14]
-    page = sum(times) / (10 * sum(ran)) if factor >= 1 else 0.0
-    largest = min(times[-1], 0.9 * 0.14) if factor > 1 else 140 * page
-    assert [point.mapping_seconds for point in line.points] == pytest.approx(
-        [min(20 * page, 0.9 * 0.02), min(80 * page, 0.9 * 0.08), largest]
-    )
-
-
-def test_new_memory_is_mapped_and_old_is_not():
-    old = torch.ones(2**24)
-
-    def pages(step):
-        before = PageMapping.so_far()
-        step()
-        return PageMapping.so_far().since(before)
-
-    new, again = pages(lambda: torch.ones(2**24)), pages(lambda: old.fill_(2.0))
-    assert new.pages >= again.pages + 2**26 // 2**21, "64 MiB, at least in pages of 2 MiB"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted by themselves on Linux alone")
-def test_memory_that_another_thread_maps_costs_the_thread_that_computes_nothing():
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(PageMapping.so_far).result()  # starting the thread maps memory
-        before = PageMapping.so_far()
-        other = pool.submit(lambda: (PageMapping.so_far(), torch.ones(2**24), PageMapping.so_far())).result()
-    assert other[2].since(other[0]).pages >= 2**26 // 2**21 > 2 * PageMapping.so_far().since(before).pages

@@ -16,6 +16,7 @@ from snugfit._training.events import EpochDone, StepDone
 from snugfit._training.loop import train_phase
 from snugfit._training.task import StepResult
 from snugfit.errors import BudgetExceededError, DivergedError, InterruptedRunError
+from snugfit.lean import LeanConv2d
 from snugfit.memory import freed_memory
 
 COSINE = OptimizerSettings(lr=0.5, schedule="cosine")
@@ -335,3 +336,19 @@ def test_freed_memory_is_kept_in_steps_and_passes_if_the_limit_has_room(phase, b
     assert seen["statistics"] == [keeps] * 3 and seen["validation"] == [False] * 3, (
         "a strategy keeps it as it validates"
     )
+
+
+@pytest.mark.parametrize(("kept", "in_parts"), [(0, True), (10**8, True), (6 * 10**8, False)])
+def test_gradients_come_in_parts_unless_there_is_ample_room(kept, in_parts, tmp_path):
+    run, seen = make_run(tmp_path), []
+
+    class Watching(OneWeight):
+        def step(self, *batch):
+            seen.append(LeanConv2d.takes_parts)
+            return super().step(*batch)
+
+    phase = dataclasses.replace(PHASE, peak_bytes=10**9, kept_bytes=kept)
+    run.start_phase(phase, 0, 1, 3, 5)
+    train(run, Watching(), phase=phase)
+    assert set(seen) == {in_parts}
+    assert LeanConv2d.takes_parts
