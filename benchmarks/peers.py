@@ -26,6 +26,8 @@ PEERS = (
 )  # fmt: skip
 OURS = ("snugfit-exact", "snugfit")
 SUBJECTS = ("vgg16:250MB", "resnet18:200MB", "resnet18:100MB")
+PLANNED_EPOCHS = 10
+"""Epochs of a plan: of a single one, measuring another schedule would take longer than it saves."""
 MARGIN = 0.95
 """Share of the time that is left that a run's predicted seconds may fill."""
 
@@ -138,7 +140,8 @@ def _ours(settings: Settings, way: str, seconds: float, options: Options) -> Cal
 
 
 def _plan(settings: Settings, options: Options, extra: list[str]) -> Cell:
-    cell = run(["snugfit", "plan", *to_flags(settings), "--epochs", "1", "--json", "--quiet"], options, extra)
+    flags = [*to_flags(settings), "--epochs", str(PLANNED_EPOCHS)]
+    cell = run(["snugfit", "plan", *flags, "--json", "--quiet"], options, extra)
     return {"seconds": cell["seconds"], "candidates": cell["output"].get("candidates", [])}
 
 

@@ -92,7 +92,8 @@ def choose(inputs: Tensor, weight: Tensor, geometry: Geometry) -> Choice:
     """What to compute by kernel position for inputs (B, C, H, W) and a weight (K, C, kh, kw).
 
     Nothing on a GPU, or with more than :data:`SMALL_MAP` output pixels, and nothing that torch refuses. With groups,
-    only the gradient of a depthwise weight, where oneDNN is slow.
+    only the gradient of a depthwise weight, where oneDNN is slow. Nothing of a 1x1 kernel of fewer than
+    :data:`MANY_WEIGHTS` whose product oneDNN would make anyway.
     """
     if inputs.device.type == "cuda":
         return NOTHING
@@ -102,6 +103,10 @@ def choose(inputs: Tensor, weight: Tensor, geometry: Geometry) -> Choice:
     if geometry.groups > 1:
         depthwise = geometry.groups == inputs.shape[1] == len(weight)
         return Choice(depthwise and depthwise_workspace(inputs, weight) > 0, others=False)
+    pixels = len(inputs) * math.prod(size)
+    single = math.prod(weight.shape[2:]) == 1 and weight.numel() < MANY_WEIGHTS
+    if single and tuple(size) == tuple(inputs.shape[2:]) and _is_for_onednn(pixels, inputs):
+        return NOTHING
     return Choice(weight_gradient=True, others=_is_faster(inputs, weight, size, geometry))
 
 
@@ -167,7 +172,8 @@ def weight_gradient(gradient: Tensor, inputs: Tensor, kernel: Pair, geometry: Ge
     outputs, pixels = gradient.permute(0, 2, 3, 1), inputs.permute(0, 2, 3, 1)
     total = gradient.new_zeros(filters, *kernel, channels)
     positions = [*_positions(inputs.shape[2:], gradient.shape[2:], kernel, geometry)]
-    for images in _parts(outputs, pixels, total.numel()):
+    copies = any(not (_is_whole(each.outputs, outputs) and _is_whole(each.inputs, pixels)) for each in positions)
+    for images in _parts(outputs, pixels, total.numel()) if copies else (_ALL,):
         rows, columns = outputs[images], pixels[images]
         for row, column, written, read in positions:
             _add_product(total[:, row, column], rows[written], columns[read])
@@ -237,6 +243,11 @@ def _touched(tap: int, size: int, outputs: int, stride: int, padding: int, dilat
     return slice(first, last), slice(first * stride + offset, (last - 1) * stride + offset + 1, stride)
 
 
+def _is_whole(rectangle: Rectangle, pixels: Tensor) -> bool:
+    """Whether a rectangle has all pixels (B, rows, columns, C), which are contiguous, so that nothing is copied."""
+    return pixels.is_contiguous() and pixels[rectangle].shape == pixels.shape
+
+
 def _area(rectangle: Rectangle) -> int:
     return math.prod(len(range(*each.indices(SMALL_MAP))) for each in rectangle[1:])
 
@@ -252,21 +263,22 @@ def _parts(one: Tensor, other: Tensor, weights: int) -> Iterator[slice]:
 
 def _product(pixels: Tensor, factors: Tensor) -> Tensor:
     """Pixels (B, rows, columns, C) times factors (K, C): (B, rows, columns, K)."""
-    if _is_for_onednn(pixels):
+    if _is_for_onednn(math.prod(pixels.shape[:-1]), pixels):
         return functional.conv2d(pixels.permute(0, 3, 1, 2), factors[:, :, None, None]).permute(0, 2, 3, 1)
     return (pixels.reshape(-1, pixels.shape[-1]) @ factors.t()).view(*pixels.shape[:-1], len(factors))
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add to (K, C) the product over all pixels of (B, rows, columns, K) and (B, rows, columns, C)."""
-    if _is_for_onednn(right):
+    if _is_for_onednn(math.prod(right.shape[:-1]), right):
         kernel = (*total.shape, 1, 1)
         total += conv2d_weight(right.permute(0, 3, 1, 2), kernel, left.permute(0, 3, 1, 2)).flatten(1)
         return
     total.addmm_(left.reshape(-1, len(total)).t(), right.reshape(-1, right.shape[-1]))
 
 
-def _is_for_onednn(pixels: Tensor) -> bool:
-    """Whether a product of pixels (B, rows, columns, C) is made by oneDNN, as a convolution by a kernel of 1x1."""
-    many = math.prod(pixels.shape[:-1]) >= ONEDNN_PIXELS
-    return many and pixels.dtype is torch.float32 and pixels.device.type == "cpu" and mkldnn.is_available()
+def _is_for_onednn(pixels: int, like: Tensor) -> bool:
+    """Whether oneDNN makes a product of so many pixels of a tensor's type, as a convolution by a kernel of 1x1."""
+    if pixels < ONEDNN_PIXELS or like.device.type != "cpu":
+        return False
+    return like.dtype is torch.float32 and mkldnn.is_available()

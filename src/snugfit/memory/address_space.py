@@ -16,6 +16,8 @@ from snugfit._upstream import depthwise_workspace
 
 KERNEL_BYTES = 4 << 20
 """Address space for the kernels of one operator; VGGs, ResNets and MobileNets needed 3.1 MB at most."""
+SPARE_BYTES = 1 << 20
+"""Address space beside two gradients of a BatchNorm's input, for its other gradients and what the heap adds."""
 
 _aten = torch.ops.aten
 _GENERATING = frozenset(
@@ -32,6 +34,9 @@ class AddressSpace(Protocol):
     @property
     def left_bytes(self) -> float:
         """Bytes that the budget has left."""
+
+    def has_address_space(self, size: int) -> bool:
+        """Whether so many bytes can be mapped before the limit is set again."""
 
     def refresh(self, extra_bytes: int = 0) -> object:
         """Set the limit to what is left, and some bytes more."""
@@ -99,8 +104,9 @@ def allow_batch_norm_backward(limit: AddressSpace) -> RemovableHandle:
     """Let the backward pass of every BatchNorm layer of the process reserve memory that it never touches.
 
     On the processor torch allocates the gradient of the input, and then allocates it again for contiguous feature maps
-    before it frees the first. ``RLIMIT_DATA`` counts both, although only one becomes resident. Address space for the
-    other is granted only if the budget has enough left for the one that is touched, so that the budget still holds.
+    before it frees the first. ``RLIMIT_DATA`` counts both, although only one becomes resident. Where the limit lacks
+    room for both, address space for the other is granted if the budget has enough left for the one that is touched, so
+    that the budget still holds.
     """
 
     def after_forward(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -109,13 +115,17 @@ def allow_batch_norm_backward(limit: AddressSpace) -> RemovableHandle:
         node = _batch_norm_node(output.grad_fn) if isinstance(output, Tensor) else None
         if node is None:
             return
-        needed = output.nbytes
+        needed, granted = output.nbytes, False
 
         def before_backward(gradients: Any) -> None:
-            limit.refresh(needed if limit.left_bytes >= needed else 0)
+            nonlocal granted
+            granted = not limit.has_address_space(2 * needed + SPARE_BYTES)
+            if granted:
+                limit.refresh(needed if limit.left_bytes >= needed else 0)
 
         def after_backward(gradients: Any, outputs: Any) -> None:
-            limit.refresh()
+            if granted:
+                limit.refresh()
 
         node.register_prehook(before_backward)
         node.register_hook(after_backward)

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from snugfit.errors import UsageError
 from snugfit.memory.address_space import KERNEL_BYTES, KernelAllowance, allow_batch_norm_backward
 from snugfit.memory.device import DeviceUse, device_at_rest, has_own_memory
-from snugfit.memory.process import Baseline, MemoryStatus, late_bytes, read_status
+from snugfit.memory.process import Baseline, MemoryStatus, late_bytes, mapped_bytes, read_status
 
 HOST_STEP_BYTES, HOST_STEP_SHARE = 64_000_000, 8
 """Where host and device share one memory, the process may grow by so much between two updates of the limit, or by that
@@ -55,7 +55,7 @@ class MemoryLimit:
         self.budget_bytes, self.baseline, self.device = budget_bytes, baseline, device
         self._late_bytes = late_bytes() if counts_imports else None
         self.enforced = budget_bytes is not None and can_enforce(device)
-        self.reserved_bytes = self._address_space_bytes = 0
+        self.reserved_bytes = self._address_space_bytes = self._limit_bytes = 0
         self.host_bytes, self._device = host_bytes, device_at_rest(device)
         if host_bytes is not None and self._device is not None and self._device.memory.unified:
             raise UsageError("--host-memory: this GPU shares the memory of its host, and --memory bounds both.")
@@ -157,8 +157,13 @@ class MemoryLimit:
             return 0
         hard = self._previous[1]
         limit = status.data + left + extra_bytes + self._address_space_bytes
-        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+        self._limit_bytes = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (self._limit_bytes, hard))
         return status.data - status.anon
+
+    def has_address_space(self, size: int) -> bool:
+        """Whether so many bytes can be mapped before the next :meth:`refresh`; it takes some microseconds."""
+        return self._previous is None or mapped_bytes() + size <= self._limit_bytes
 
     @contextmanager
     def allow_kernels(self) -> Iterator[None]:

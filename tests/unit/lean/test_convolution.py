@@ -141,7 +141,22 @@ _randn = torch.randn
     [(12, {}, True), (11, {}, False), (12, {"dtype": torch.float64}, False), (12, {"device": "meta"}, False)],
 )
 def test_products_of_many_pixels_in_float32_are_made_by_onednn(images, options, expected):
-    assert by_position._is_for_onednn(torch.empty(images, 4, 4, 8, **options)) == expected
+    pixels = torch.empty(images, 4, 4, 8, **options)
+    assert by_position._is_for_onednn(images * 4 * 4, pixels) == expected
+    weight = torch.empty(16, 8, 1, 1, **options)
+    chosen = choose(pixels.permute(0, 3, 1, 2), weight, Geometry((1, 1), (0, 0), (1, 1), 1))
+    assert chosen == Choice(weight_gradient=not expected, others=False), "a 1x1 kernel is a product and nothing else"
+
+
+@pytest.mark.parametrize(("kernel", "stride", "products"), [(1, 1, 1), (1, 2, 5), (3, 1, 45)])
+def test_images_are_divided_only_where_pixels_are_copied(monkeypatch, kernel, stride, products):
+    made = []
+    monkeypatch.setattr(by_position, "COPIED_VALUES", 0)
+    monkeypatch.setattr(by_position, "_add_product", lambda *each: made.append(each))
+    images, size = torch.randn(5, 4, 4, 4).to(memory_format=torch.channels_last), -(-4 // stride)
+    gradient = torch.randn(5, 2, size, size).to(memory_format=torch.channels_last)
+    weight_gradient(gradient, images, (kernel, kernel), Geometry((stride,) * 2, (kernel // 2,) * 2, (1, 1), 1))
+    assert len(made) == products
 
 
 def test_without_gradients_outputs_are_the_same(always):

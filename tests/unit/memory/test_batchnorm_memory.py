@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from snugfit.memory.address_space import allow_batch_norm_backward
+from snugfit.memory.address_space import SPARE_BYTES, allow_batch_norm_backward
 
 MAP = (2, 3, 4, 4)
 BYTES = 2 * 3 * 4 * 4 * 4
@@ -34,8 +34,11 @@ print("done")
 class Recorded:
     """A limit that notes what it was asked for."""
 
-    def __init__(self, left_bytes):
-        self.left_bytes, self.asked = left_bytes, []
+    def __init__(self, left_bytes, address_space=0):
+        self.left_bytes, self.address_space, self.asked = left_bytes, address_space, []
+
+    def has_address_space(self, size):
+        return size <= self.address_space
 
     def refresh(self, extra_bytes=0):
         self.asked.append(extra_bytes)
@@ -53,6 +56,17 @@ def test_room_is_given_for_the_backward_pass_where_its_result_fits(left, given):
     finally:
         handle.remove()
     assert limit.asked == [given, 0]
+
+
+@pytest.mark.parametrize(("address_space", "asked"), [(2 * BYTES, [BYTES, 0]), (2 * BYTES + SPARE_BYTES, [])])
+def test_nothing_is_asked_where_the_limit_has_room_for_both_gradients(address_space, asked):
+    limit, norm = Recorded(10**9, address_space), nn.BatchNorm2d(3)
+    handle = allow_batch_norm_backward(limit)
+    try:
+        norm(torch.randn(MAP, requires_grad=True)).sum().backward()
+    finally:
+        handle.remove()
+    assert limit.asked == asked
 
 
 class Activated(nn.BatchNorm2d):
@@ -86,3 +100,23 @@ def test_nothing_is_hooked_without_gradients_or_after_removal():
 def test_a_step_is_not_refused_for_memory_that_it_never_touches():
     finished = subprocess.run([sys.executable, "-c", TIGHT], capture_output=True, text=True, check=False)
     assert finished.stdout == "done\n", finished.stderr
+
+
+ADDRESS_SPACE = """
+import torch
+from snugfit.memory import MemoryLimit, prepare_process
+
+resting = prepare_process(1)
+with MemoryLimit(64_000_000, resting, torch.device("cpu")) as limit:
+    before = limit.has_address_space(40_000_000), limit.has_address_space(70_000_000)
+    kept = torch.empty(40_000_000, dtype=torch.uint8)
+    while_kept = limit.has_address_space(10_000_000), limit.has_address_space(40_000_000)
+    del kept
+    print(before, while_kept, limit.has_address_space(40_000_000))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA is Linux's")
+def test_address_space_that_is_mapped_is_no_longer_left():
+    finished = subprocess.run([sys.executable, "-c", ADDRESS_SPACE], capture_output=True, text=True, check=False)
+    assert finished.stdout == "(True, False) (True, False) True\n", finished.stderr

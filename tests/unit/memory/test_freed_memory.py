@@ -398,6 +398,9 @@ def test_the_allowance_of_batch_norm_stays_where_memory_is_given_back(told):
     class Limit(MemoryLimit):
         left_bytes = 10**9
 
+        def has_address_space(self, size):
+            return False
+
         def refresh(self, extra_bytes=0):
             extra.append(extra_bytes)
             return 0
