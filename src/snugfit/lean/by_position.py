@@ -278,7 +278,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _is_for_onednn(pixels: int, like: Tensor) -> bool:
-    """Whether oneDNN makes a product of so many pixels of a tensor's type, as a convolution by a kernel of 1x1."""
+    """Whether oneDNN makes a product of so many pixels like those of (B, ...), as a convolution by a kernel of 1x1."""
     if pixels < ONEDNN_PIXELS or like.device.type != "cpu":
         return False
     return like.dtype is torch.float32 and mkldnn.is_available()
