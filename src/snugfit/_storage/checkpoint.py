@@ -34,15 +34,16 @@ class Checkpoint:
     position: dict[str, Any]
     groups: tuple[str, ...]
 
-    def load(self, group: str) -> dict[str, Tensor]:
-        """Read one group's tensors, in their shapes, onto the CPU, in private memory.
+    def load(self, group: str, prefix: str = "") -> dict[str, Tensor]:
+        """Read one group's tensors, in their shapes, onto the CPU, in private memory; or those of a ``prefix``.
 
         Raises:
             CheckpointError: there is no such group, or its file is truncated.
         """
         if group not in self.groups:
             raise CheckpointError(f"{self.folder} has no tensors '{group}', only {', '.join(self.groups)}.")
-        return read_tensors(self.folder / f"{group}.safetensors", "Resume from another checkpoint, or start again.")
+        advice = "Resume from another checkpoint, or start again."
+        return read_tensors(self.folder / f"{group}.safetensors", advice, prefix)
 
 
 @dataclass(frozen=True)

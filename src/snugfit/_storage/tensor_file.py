@@ -106,14 +106,17 @@ def write_tensors(
     return file.digest()
 
 
-def read_tensors(path: Path, advice: str = "Restore it.") -> dict[str, Tensor]:
+def read_tensors(path: Path, advice: str = "Restore it.", prefix: str = "") -> dict[str, Tensor]:
     """Read tensors into private memory on the CPU, in the shapes and memory layout that :func:`write_tensors` got.
+
+    With a ``prefix``, those whose names begin with it.
 
     Raises:
         CheckpointError: the file is missing, truncated or not a safetensors file.
     """
     with _opened(path, advice) as fd:
-        return {name: _restored(_read(fd, each), each.axes) for name, each in _read_entries(fd).items()}
+        entries = {name: each for name, each in _read_entries(fd).items() if name.startswith(prefix)}
+        return {name: _restored(_read(fd, each), each.axes) for name, each in entries.items()}
 
 
 def map_tensors(path: Path, advice: str = "Restore it.") -> dict[str, Tensor]:

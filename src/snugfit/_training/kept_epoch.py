@@ -49,5 +49,5 @@ def restore_kept(trainable: Trainable, run: Run) -> None:
     if kept is None or kept.epoch + 1 == trained:
         return
     weights = run.kept_weights.map(kept.epoch)
-    trainable.load_state(lambda group: weights if group == "model" else {})
+    trainable.load_state(lambda group, prefix="": weights if group == "model" else {})
     run.tick()  # the meter subtracts the pages of the file only as long as it is mapped

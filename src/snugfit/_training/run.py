@@ -216,15 +216,17 @@ class Run:
         """Whether the current phase was resumed from a checkpoint in its middle."""
         return self._resumed is not None and self.position.epoch + self.position.step > 0
 
-    def resumed_tensors(self, group: str) -> dict[str, torch.Tensor]:
+    def resumed_tensors(self, group: str, prefix: str = "") -> dict[str, torch.Tensor]:
         """Tensors, in their shapes, of one group of the checkpoint that this run was resumed from.
+
+        With a ``prefix``, those whose names begin with it.
 
         Raises:
             CheckpointError: the run was not resumed, or its checkpoint lacks the group.
         """
         if self._resumed is None:
             raise CheckpointError(f"there is no checkpoint to load '{group}' from; start the run again.")
-        return self._resumed.load(group)
+        return self._resumed.load(group, prefix)
 
     def save(self, tensors: Mapping[str, Mapping[str, torch.Tensor | Deferred]]) -> None:
         """Write a checkpoint of these tensors, of any shapes, and the current position.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -62,6 +62,13 @@ class TrainingData:
     others: Mapping[str, BatchSource] = field(default_factory=dict)
 
 
+class LoadTensors(Protocol):
+    """Reads the tensors, of any shapes, of a group of a checkpoint."""
+
+    def __call__(self, group: str, prefix: str = "", /) -> dict[str, Tensor]:
+        """Read those whose names begin with a prefix."""
+
+
 class Trainable(Protocol):
     """Something with a training step: a network, or a block of units with local losses."""
 
@@ -86,7 +93,7 @@ class Trainable(Protocol):
         If the trainable is validated during training, the group ``model`` holds the weights and buffers.
         """
 
-    def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
+    def load_state(self, load: LoadTensors) -> None:
         """Restore a state, in the shapes of :meth:`state`, group by group.
 
         To use the weights of an earlier epoch after training, all groups but ``model`` are empty.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple, cast
 
 import torch
@@ -15,6 +16,7 @@ from snugfit._storage.tensor_file import Deferred
 from snugfit._training.network import mismatch_errors
 from snugfit._training.optimizers import ParameterOptimizers
 from snugfit._training.statistics import recompute_statistics
+from snugfit._training.strategy import LoadTensors
 from snugfit._training.task import StepResult, precision_context
 from snugfit.lean import use_lean_convolutions
 from snugfit.local import LocalLoss
@@ -112,12 +114,15 @@ class LocalUnit:
             **{f"optimizer/{name}": tensor for name, tensor in self.optimizers.state().items()},
         }
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load the tensors of :meth:`state`, with their shapes."""
+    def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
+        """Load the tensors of :meth:`state`, with their shapes, from what ``load`` gives of a prefix of names.
+
+        Read together, they would be in memory beside the unit's own weights, which training never is.
+        """
         with mismatch_errors():
-            self.unit.load_state_dict(_with_prefix("unit/", state))
-            self.loss.load_state_dict(_with_prefix("loss/", state))
-        self.optimizers.load_state(_with_prefix("optimizer/", state))
+            self.unit.load_state_dict(_without_prefix("unit/", load("unit/")))
+            self.loss.load_state_dict(_without_prefix("loss/", load("loss/")))
+        self.optimizers.load_state(_without_prefix("optimizer/", load("optimizer/")))
 
 
 def _own_layers(loss: LocalLoss) -> list[nn.Module]:
@@ -128,8 +133,8 @@ def _own_layers(loss: LocalLoss) -> list[nn.Module]:
     return [*own, *(layer for head in heads for layer in layers_called_once(head))]
 
 
-def _with_prefix(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+def _without_prefix(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
 
 
 class _BlockPass(nn.Module):
@@ -175,10 +180,10 @@ class BlockTrainer:
         """One group of tensors, of any shapes, per unit."""
         return {f"unit{index}": unit.state() for index, unit in enumerate(self.units)}
 
-    def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
-        """Load tensors of the shapes of :meth:`state`, one unit in memory at a time."""
+    def load_state(self, load: LoadTensors) -> None:
+        """Load tensors of the shapes of :meth:`state`; ``load`` gives those of a unit and a prefix of names."""
         for index, unit in enumerate(self.units):
-            unit.load_state(load(f"unit{index}"))
+            unit.load_state(partial(load, f"unit{index}"))
 
     def settle(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Install averaged weights, if any; recompute the norms' statistics from inputs (B, ...) and labels (B,)."""
