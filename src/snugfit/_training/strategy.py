@@ -66,7 +66,7 @@ class LoadTensors(Protocol):
     """Reads the tensors, of any shapes, of a group of a checkpoint."""
 
     def __call__(self, group: str, prefix: str = "", /) -> dict[str, Tensor]:
-        """Read those whose names begin with a prefix."""
+        """Read those of any shapes whose names begin with a prefix."""
 
 
 class Trainable(Protocol):
