@@ -117,7 +117,7 @@ class LocalUnit:
     def load_state(self, load: Callable[[str], dict[str, Tensor]]) -> None:
         """Load the tensors of :meth:`state`, with their shapes, from what ``load`` gives of a prefix of names.
 
-        Read together, they would be in memory beside the unit's own weights, which training never is.
+        Read all at once beside the unit's own weights, they would take more memory than training does.
         """
         with mismatch_errors():
             self.unit.load_state_dict(_without_prefix("unit/", load("unit/")))
