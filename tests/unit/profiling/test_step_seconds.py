@@ -34,15 +34,20 @@ def test_a_step_of_many_layers_is_run_again_for_its_kernels(monkeypatch, layers,
     assert ran == expected
 
 
-def test_a_page_costs_as_much_in_every_probe_of_a_process(monkeypatch):
-    """Ticks of some milliseconds say little about a single probe."""
-    coarse = iter([0.01] * 6 + [0.0] * 6)
+def time_steps(monkeypatch, mapping_seconds):
+    """Let steps map ten pages an image, in these seconds, and take a hundredth of a second an image."""
+    coarse = iter(mapping_seconds)
 
     def timed(step, batch, device):
         step(batch)
         return 0.01 * batch, PageMapping(next(coarse), 10 * batch)
 
     monkeypatch.setattr("snugfit.profiling.probe._timed", timed)
+
+
+def test_a_page_costs_as_much_in_every_probe_of_a_process(monkeypatch):
+    """Ticks of some milliseconds say little about a single probe."""
+    time_steps(monkeypatch, [0.01] * 6 + [0.0] * 6)
     machine = Machine()
     made, ran = probe(machine, fixed=500, sample=10, limit=14)
     second = replace(made, name="other", same="other")
@@ -60,13 +65,7 @@ def test_each_step_has_the_time_for_its_pages(monkeypatch, factor):
     A step has its own if it is long, and none if all of it is too short.
     """
     times = [each * factor for each in (0.0, 0.0, 0.03, 0.0, 0.03, 0.04)]
-    coarse = iter(times)
-
-    def timed(step, batch, device):
-        step(batch)
-        return 0.01 * batch, PageMapping(next(coarse), 10 * batch)
-
-    monkeypatch.setattr("snugfit.profiling.probe._timed", timed)
+    time_steps(monkeypatch, times)
     machine = Machine()
     made, ran = probe(machine, fixed=500, sample=10, limit=14)
     line = measure_probe(made, machine, machine)
