@@ -10,6 +10,8 @@ from typing import Literal
 
 FULL_GROWTH = 0.3
 """Growth of a peak by freed memory with which a step's layers map next to no memory."""
+FIRST_SHARE = 0.4
+"""Share of a step's time for mapping memory that is saved without any growth, since a layer takes what others freed."""
 WHOLE_GROWTH = 0.7
 """The same where memory is kept only with room for all growth; see ``snugfit.memory.freed_memory``."""
 HeapUse = Literal["layers", "steps", "nothing"]
@@ -19,11 +21,16 @@ or the step maps files."""
 
 
 def saved_share(heap: HeapUse, room_bytes: int, peak_bytes: int) -> float:
-    """Share of a step's time for mapping memory that training saves, if the peak may grow to ``room_bytes``."""
-    growth = room_bytes / max(peak_bytes, 1) - 1
-    if heap == "nothing":
+    """Share of a step's time for mapping memory that training saves, if the peak may grow to ``room_bytes``.
+
+    Without room nothing is saved, since none is kept.
+    """
+    if heap == "nothing" or not room_bytes:
         return 0.0
-    return float(growth >= WHOLE_GROWTH) if heap == "steps" else min(max(growth / FULL_GROWTH, 0.0), 1.0)
+    growth = max(room_bytes / max(peak_bytes, 1) - 1, 0.0)
+    if heap == "steps":
+        return float(growth >= WHOLE_GROWTH)
+    return min(FIRST_SHARE + (1 - FIRST_SHARE) * growth / FULL_GROWTH, 1.0)
 
 
 @dataclass(frozen=True)
@@ -242,7 +249,7 @@ class ProbeLine:
         """
         point = self._point(batch)
         seconds = self.fixed_seconds + self.sample_seconds * batch if point is None else point.seconds
-        saved = saved_share(self.heap, self.room_bytes, self.beside_bytes + self.step_bytes(batch))
+        saved = saved_share(self.heap, self.room_bytes, self.beside_bytes + self.bytes_at(batch))
         return max(seconds - saved * self.mapping_at(batch), 0.0)
 
     def mapping_at(self, batch: int) -> float:

@@ -8,7 +8,7 @@ from snugfit._core.budget import Budget
 from snugfit._core.explanation import explanation_of, kept_memory_note
 from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile, saved_share
-from snugfit.memory.freed_memory import kept_peak, room_bytes
+from snugfit.memory.freed_memory import fillable_bytes, kept_peak, room_bytes
 
 
 def with_kept_memory(plan: Plan) -> Plan:
@@ -40,13 +40,13 @@ def with_kept_seconds(profile: Profile, budget: Budget, free_bytes: int) -> Prof
 
     Steps are measured without it. ``free_bytes`` has the machine above the processes at rest.
     """
-    room = max(room_bytes(budget.memory_bytes, free_bytes), 0)
+    room = fillable_bytes(room_bytes(budget.memory_bytes, free_bytes))
     lines = {
         name: replace(line, room_bytes=room, beside_bytes=profile.base_bytes) for name, line in profile.lines.items()
     }
     tensors, steps = profile.tensors, profile.tensors.steps if profile.tensors else None
     if tensors is not None and steps is not None:
-        peak = profile.base_bytes + max((line.step_bytes(steps.batch) for line in lines.values()), default=1)
+        peak = profile.base_bytes + max((line.bytes_at(steps.batch) for line in lines.values()), default=1)
         saved = saved_share("layers", room, peak)
         steps = replace(steps.times(1 - saved * steps.mapping_share), mapping_share=0.0)
         tensors = replace(tensors, steps=steps)
