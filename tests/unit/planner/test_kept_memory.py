@@ -112,11 +112,19 @@ def test_a_full_budget_saves_a_first_part_of_it_and_one_with_some_room_more():
     assert kept(profile(), None, free=0).lines["network"].seconds_at(16) == 8.0, "nothing is kept"
 
 
-@pytest.mark.parametrize(("heap", "room", "seconds"), [("steps", 1.6, 8.0), ("steps", 1.8, 4.0), ("nothing", 9.0, 8.0)])
+@pytest.mark.parametrize(
+    ("heap", "room", "seconds"),
+    [
+        ("recomputed", 1.0, 8.0 - 0.3 * 4.0), ("recomputed", 1.25, 8.0 - 0.65 * 4.0), ("recomputed", 1.5, 4.0),
+        ("steps", 1.6, 8.0), ("steps", 1.8, 4.0), ("nothing", 9.0, 8.0),
+    ],
+)  # fmt: skip
 def test_what_keeps_less_saves_less(heap, room, seconds):
-    """Without layers to check, memory is kept only with room for all growth; files stay mapped or are read again."""
+    """Layers that run again leave more holes. Without layers to check, memory is kept only with room for all growth;
+    files stay mapped or are read again.
+    """
     found = kept(profile(heap=heap), budget_with(130 * room * MB))
-    assert found.lines["network"].seconds_at(16) == seconds
+    assert found.lines["network"].seconds_at(16) == pytest.approx(seconds, abs=1e-5)
 
 
 def test_whole_steps_save_the_same_share():

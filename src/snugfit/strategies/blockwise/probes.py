@@ -97,7 +97,8 @@ def module_probe(
     partial = partial_gradient_bytes(workload, hardware.device, module.module, loss)
     kept = kept_bytes(layout, index, workload)
     weighted = [each for each in module.module.modules() if isinstance(each, (nn.Conv2d, nn.Linear))]
-    heap: HeapUse = "layers" if len(weighted) > 1 else "steps"  # one layer takes most of a step
+    heap: HeapUse = "recomputed" if schedule else "layers"
+    heap = heap if len(weighted) > 1 else "steps"  # one layer takes most of a step
     return Probe(name, build, floor, limit, kept_bytes=kept, same=same, partial_bytes=partial, heap=heap)
 
 

@@ -93,7 +93,7 @@ class Checkpoint(MicroBatching):
         for index, candidate in enumerate(candidates):
             make = _trainer_factory(candidate.schedule, make_pages)
             name = candidate.probe
-            heap: HeapUse = "nothing" if candidate.schedule.paged else "layers"
+            heap = _heap_use(candidate.schedule)
             for hold in hold_modes(self.accumulate):
                 probe = network_probe(name, chain, workload, hardware.device, make, hold=hold, heap=heap)
                 probes[index, hold] = probe
@@ -170,3 +170,9 @@ def _trainer_factory(schedule: AnySchedule, make_pages: Callable[[], Pages]) -> 
     return by_own_loss(
         lambda chain: recomputing_forward([unit.module for unit in chain.all_units], schedule, make_pages())
     )
+
+
+def _heap_use(schedule: AnySchedule) -> HeapUse:
+    if schedule.paged:
+        return "nothing"
+    return "recomputed" if schedule.recomputes else "layers"
