@@ -70,8 +70,19 @@ def sampled_layers(layers: Sequence[LayerShape], depth: int) -> list[LayerShape]
     return [layers[round(len(layers) / depth * step) - 1] for step in range(1, depth + 1)]
 
 
+def reduction(ratio: int, kernel: int) -> tuple[int, int]:
+    """Size of a pool, and stride of a convolution after it, that make maps ``ratio`` times smaller without gaps.
+
+    The paper's networks halve maps at most, by strides or by pools. A larger stride than the kernel leaves pixels out.
+    """
+    stride = ratio if ratio <= kernel else min(2, kernel)
+    return max(1, round(ratio / stride)), stride
+
+
 class MirroredLayer(nn.Module):
     """Convolutions like those of a layer to come, each with batch norm, from feature maps of any size and width.
+
+    Maps much larger than the layer's are pooled first.
 
     Args:
         channels: of its input (B, channels, H, W).
@@ -81,10 +92,12 @@ class MirroredLayer(nn.Module):
 
     def __init__(self, channels: int, size: tuple[int, int], layer: LayerShape) -> None:
         super().__init__()
-        stride = (max(1, round(size[0] / layer.size[0])), max(1, round(size[1] / layer.size[1])))
         parts: list[nn.Module] = []
         width = channels
         strided = next((i for i, conv in enumerate(layer.convs) if max(conv.kernel) > 1), 0)
+        ratios = [max(1, round(own / its)) for own, its in zip(size, layer.size, strict=True)]
+        rows, columns = map(reduction, ratios, layer.convs[strided].kernel)
+        pool, stride = (rows[0], columns[0]), (rows[1], columns[1])
         for index, conv in enumerate(layer.convs):
             filters = width if conv.depthwise else conv.filters
             step = stride if index == strided else (1, 1)
@@ -93,10 +106,12 @@ class MirroredLayer(nn.Module):
             parts += [nn.Conv2d(width, filters, conv.kernel, step, padding, groups=groups, bias=False)]
             parts += [nn.BatchNorm2d(filters), nn.ReLU(inplace=True)]
             width = filters
+        self.pool = nn.AvgPool2d(pool, ceil_mode=True) if max(pool) > 1 else nn.Identity()
         self.main = nn.Sequential(*parts[:-1])
         self.activation = nn.ReLU(inplace=True)
         self.residual, self.channels = layer.residual, width
-        self.size = (math.ceil(size[0] / stride[0]), math.ceil(size[1] / stride[1]))
+        pooled = [math.ceil(own / by) for own, by in zip(size, pool, strict=True)]
+        self.size = (math.ceil(pooled[0] / stride[0]), math.ceil(pooled[1] / stride[1]))
         self.shortcut: nn.Module = nn.Identity()
         if layer.residual and (stride != (1, 1) or width != channels):
             projection = nn.Conv2d(channels, width, 1, stride, bias=False)
@@ -104,6 +119,7 @@ class MirroredLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, channels, H, W) to (B, width, h, w)."""
+        x = self.pool(x)
         out: Tensor = self.main(x)
         if self.residual:
             out = out + self.shortcut(x)

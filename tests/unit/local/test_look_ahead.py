@@ -10,7 +10,7 @@ from snugfit.errors import UsageError
 from snugfit.local import NetworkStats, UnitShape, build_local_loss
 from snugfit.local.assignment import Layout, layer_shape
 from snugfit.local.base import ConvShape, LayerShape
-from snugfit.local.look_ahead import MirroredLayer, auxiliary_depth, sampled_layers
+from snugfit.local.look_ahead import MirroredLayer, auxiliary_depth, reduction, sampled_layers
 
 
 def layers(count):
@@ -74,6 +74,22 @@ def test_a_depthwise_layer_keeps_its_input_width_and_stays_depthwise():
         (96, 24, 1, (1, 1)),
     ]
     assert mirrored(torch.randn(2, 16, 8, 8)).shape == (2, 24, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "kernel", "pool", "stride"),
+    [(1, 3, 1, 1), (2, 3, 1, 2), (3, 3, 1, 3), (4, 3, 2, 2), (16, 3, 8, 2), (4, 1, 4, 1), (4, 5, 1, 4), (1, 1, 1, 1)],
+)
+def test_maps_are_pooled_where_a_stride_would_leave_pixels_out(ratio, kernel, pool, stride):
+    assert reduction(ratio, kernel) == (pool, stride)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_every_pixel_of_a_large_map_counts(residual):
+    layer = LayerShape((ConvShape(8, (3, 3)),), (2, 2), residual)
+    mirrored, x = MirroredLayer(4, (32, 32), layer).eval(), torch.randn(1, 4, 32, 32, requires_grad=True)
+    mirrored.main(mirrored.pool(x)).sum().backward()
+    assert (x.grad != 0).all() and mirrored(x).shape == (1, 8, 2, 2)
 
 
 def test_the_gradient_that_a_residual_path_returns_is_not_overwritten():
