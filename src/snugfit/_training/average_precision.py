@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-
 import torch
 from torch import Tensor
 
@@ -27,29 +25,31 @@ def average_precision(scores: Tensor, targets: Tensor) -> float | None:
 
 
 class Scores:
-    """Logits and targets of a split, (N, classes), kept in 5 bytes each, and in an eighth more while they grow."""
+    """Logits and targets of a split, (N, classes), in 5 bytes each; a block for each batch, so that none is moved."""
 
     def __init__(self, classes: int) -> None:
-        self.classes, self._logits, self._targets = classes, array("f"), array("b")
+        self.classes, self._logits, self._targets = classes, list[Tensor](), list[Tensor]()
 
     def add(self, logits: Tensor, targets: Tensor) -> None:
         """Add logits (B, classes), and targets (B, classes) of 0 and 1."""
-        self._logits.frombytes(logits.float().numpy().tobytes())
-        self._targets.frombytes(targets.to(torch.int8).numpy().tobytes())
+        self._logits.append(logits.detach().to("cpu", torch.float32, copy=True))
+        self._targets.append(targets.detach().to("cpu", torch.int8, copy=True))
 
     def __len__(self) -> int:
-        return len(self._logits) // self.classes
+        return sum(map(len, self._logits))
 
     def per_class(self) -> list[float | None]:
         """Average precision of each class; None for one that no image has."""
-        if not len(self):
-            return [None] * self.classes
-        shape = (len(self), self.classes)
-        logits = torch.frombuffer(self._logits, dtype=torch.float32).view(shape)
-        targets = torch.frombuffer(self._targets, dtype=torch.int8).view(shape)
-        return [average_precision(logits[:, each], targets[:, each]) for each in range(self.classes)]
+        return [self._of_class(each) if len(self) else None for each in range(self.classes)]
+
+    def _of_class(self, index: int) -> float | None:
+        logits, targets = (torch.cat([block[:, index] for block in blocks]) for blocks in (self._logits, self._targets))
+        return average_precision(logits, targets)
 
 
 def bytes_of_scores(samples: int, classes: int) -> int:
-    """Most memory of :class:`Scores` of so many samples, and of the average precision of one class at a time."""
+    """Most memory of :class:`Scores` of so many samples, and of the average precision of one class at a time.
+
+    An eighth is for whole pages, of which each block takes some.
+    """
     return samples * (classes * 5 * 9 // 8 + 64)

@@ -40,8 +40,12 @@ def test_all_equal_scores_get_the_share_of_the_class() -> None:
 
 
 def test_its_memory_is_bounded() -> None:
-    scores = Scores(20)
-    for _ in range(500):
-        scores.add(torch.randn(8, 20), torch.ones(8, 20))
-    held = scores._logits.__sizeof__() + scores._targets.__sizeof__()
-    assert held <= bytes_of_scores(4000, 20) - 64 * 4000
+    """No block is moved to make room for more, which takes its memory twice, and none keeps what it is a view of."""
+    scores, whole = Scores(20), torch.randn(500, 8, 20)
+    for logits in whole:
+        scores.add(logits, torch.ones(8, 20))
+    addresses = [block.data_ptr() for block in scores._logits]
+    held = sum(block.untyped_storage().nbytes() for block in (*scores._logits, *scores._targets))
+    assert held == 5 * 20 * 4000 <= bytes_of_scores(4000, 20) - 64 * 4000
+    scores.add(whole[0], torch.ones(8, 20))
+    assert [block.data_ptr() for block in scores._logits[:500]] == addresses
