@@ -40,7 +40,9 @@ class Scores:
 
     def per_class(self) -> list[float | None]:
         """Average precision of each class; None for one that no image has."""
-        return [self._of_class(each) if len(self) else None for each in range(self.classes)]
+        if not len(self):
+            return [None] * self.classes
+        return [self._of_class(each) for each in range(self.classes)]
 
     def _of_class(self, index: int) -> float | None:
         logits, targets = (torch.cat([block[:, index] for block in blocks]) for blocks in (self._logits, self._targets))

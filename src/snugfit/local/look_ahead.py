@@ -73,7 +73,7 @@ def sampled_layers(layers: Sequence[LayerShape], depth: int) -> list[LayerShape]
 def reduction(ratio: int, kernel: int) -> tuple[int, int]:
     """Size of a pool, and stride of a convolution after it, that make maps ``ratio`` times smaller without gaps.
 
-    The paper's networks halve maps at most, by strides or by pools. A larger stride than the kernel leaves pixels out.
+    The authors' code halves maps at most, by strides or by pools. A larger stride than the kernel leaves pixels out.
     """
     stride = ratio if ratio <= kernel else min(2, kernel)
     return max(1, round(ratio / stride)), stride
