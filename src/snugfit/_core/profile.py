@@ -14,9 +14,9 @@ HeapUse = Literal["layers", "recomputed", "steps", "nothing"]
 """How much freed memory the heap keeps in training. ``layers``: as much as leaves room for the next layer.
 ``recomputed``: as much, where layers run again and so leave more holes. ``steps``: all of it if there is room, else
 none, because a step calls no layers or one layer takes most of it. ``nothing``: none, or the step maps files."""
-_FIRST_SHARES = {"layers": 0.4, "recomputed": 0.3}
+_FIRST_SHARES = {"layers": 0.4, "recomputed": 0.6}
 """Share of a step's time for mapping memory that is saved without growth of a peak: a layer takes what others freed."""
-_FULL_GROWTHS = {"layers": 0.3, "recomputed": 0.5}
+_FULL_GROWTHS = {"layers": 0.3, "recomputed": 0.4}
 """Growth of a peak with which a step's layers map next to no memory."""
 
 

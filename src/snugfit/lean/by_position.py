@@ -7,6 +7,7 @@ gradient is four to eight times the weight. None of that is done here, and no pa
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -29,8 +30,8 @@ COPIED_VALUES = 1 << 14
 those of one image."""
 LEAST_WEIGHTS = 1 << 16
 """With fewer weights a call of oneDNN takes less time than the many calls of products."""
-PRODUCTS = 1 << 16
-"""A pass over a depthwise convolution makes at most as many products at once, and at least those of one image."""
+PRODUCTS = 1 << 18
+"""A pass over a depthwise convolution makes at most 1 MiB of products at once, and at least those of one image."""
 PADDING_SHARE = 0.5
 """With fewer weights it pays where at least this share of the products would be by padding."""
 MANY_WEIGHTS = 1 << 19
@@ -135,7 +136,7 @@ def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geom
     outputs = inputs.new_zeros(len(inputs), *size, len(weight))
     if bias is not None:
         outputs += bias
-    positions = [*_positions(inputs.shape[2:], size, weight.shape[2:], geometry)]
+    positions = _positions(inputs.shape[2:], size, weight.shape[2:], geometry)
     pixels = inputs.permute(0, 2, 3, 1)
     for images in _parts(pixels, outputs, weight.numel()):
         rows, columns = outputs[images], pixels[images]
@@ -151,7 +152,7 @@ def input_gradient(gradient: Tensor, weight: Tensor, size: Sequence[int], geomet
     The gradient of the output is (B, K, H', W'), and the weight (K, C, kh, kw).
     """
     total = gradient.new_zeros(len(gradient), *size, weight.shape[1])
-    positions = [*_positions(size, gradient.shape[2:], weight.shape[2:], geometry)]
+    positions = _positions(size, gradient.shape[2:], weight.shape[2:], geometry)
     outputs = gradient.permute(0, 2, 3, 1)
     for images in _parts(outputs, total, weight.numel()):
         rows, columns = outputs[images], total[images]
@@ -171,7 +172,7 @@ def weight_gradient(gradient: Tensor, inputs: Tensor, kernel: Pair, geometry: Ge
     channels, filters = inputs.shape[1], gradient.shape[1]
     outputs, pixels = gradient.permute(0, 2, 3, 1), inputs.permute(0, 2, 3, 1)
     total = gradient.new_zeros(filters, *kernel, channels)
-    positions = [*_positions(inputs.shape[2:], gradient.shape[2:], kernel, geometry)]
+    positions = _positions(inputs.shape[2:], gradient.shape[2:], kernel, geometry)
     copies = any(not (_is_whole(each.outputs, outputs) and _is_whole(each.inputs, pixels)) for each in positions)
     for images in _parts(outputs, pixels, total.numel()) if copies else (_ALL,):
         rows, columns = outputs[images], pixels[images]
@@ -184,7 +185,7 @@ def _depthwise_gradient(gradient: Tensor, inputs: Tensor, kernel: Pair, geometry
     """The gradient of a weight (C, 1, kh, kw), from that of the output (B, C, H', W') and inputs (B, C, H, W)."""
     outputs, pixels = gradient.permute(0, 2, 3, 1), inputs.permute(0, 2, 3, 1)
     total = gradient.new_zeros(*kernel, inputs.shape[1])
-    positions = [*_positions(inputs.shape[2:], gradient.shape[2:], kernel, geometry)]
+    positions = _positions(inputs.shape[2:], gradient.shape[2:], kernel, geometry)
     for images in _parts(outputs, pixels, PRODUCTS):
         rows, columns = outputs[images], pixels[images]
         for row, column, written, read in positions:
@@ -216,8 +217,14 @@ def _values_of_filters(gradient: Tensor, inputs: Tensor, kernel: Pair, geometry:
 
 def _positions(
     size: Sequence[int], outputs: Sequence[int], kernel: Sequence[int], geometry: Geometry
-) -> Iterator[_Position]:
+) -> Sequence[_Position]:
     """The positions of a kernel at which it reads any pixel inside of the feature map."""
+    return _positions_of(tuple(size), tuple(outputs), tuple(kernel), geometry)
+
+
+@functools.lru_cache(maxsize=256)
+def _positions_of(size: Pair, outputs: Pair, kernel: Pair, geometry: Geometry) -> Sequence[_Position]:
+    """See :func:`_positions`; to find them takes longer than to multiply small maps."""
     by_axis = [
         [_touched(tap, *sizes) for tap in range(taps)]
         for taps, sizes in zip(
@@ -226,11 +233,12 @@ def _positions(
             strict=True,
         )
     ]
-    for row, (out_y, in_y) in enumerate(by_axis[0]):
-        for column, (out_x, in_x) in enumerate(by_axis[1]):
-            position = _Position(row, column, (_ALL, out_y, out_x), (_ALL, in_y, in_x))
-            if _area(position.outputs):
-                yield position
+    positions = [
+        _Position(row, column, (_ALL, out_y, out_x), (_ALL, in_y, in_x))
+        for row, (out_y, in_y) in enumerate(by_axis[0])
+        for column, (out_x, in_x) in enumerate(by_axis[1])
+    ]
+    return tuple(position for position in positions if _area(position.outputs))
 
 
 def _touched(tap: int, size: int, outputs: int, stride: int, padding: int, dilation: int) -> tuple[slice, slice]:

@@ -153,6 +153,8 @@ def with_placeholders(
     if dtype is not None:
         of_weight = of_weight._replace(dtype=dtype)
         weight = None if weight is None else weight.to(dtype)
+    if inputs is not None and weight is not None:
+        return inputs, weight
 
     def filled(fill: Callable[[Layout], Tensor]) -> tuple[Tensor, Tensor]:
         return fill(of_inputs) if inputs is None else inputs, fill(of_weight) if weight is None else weight

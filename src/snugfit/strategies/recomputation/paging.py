@@ -21,6 +21,7 @@ from snugfit.memory.paging import BLOCK_BYTES, BLOCKS, Page, PageFile
 from snugfit.memory.tensors import storage_id
 from snugfit.strategies.recomputation.module_forward import contexts, recomputing_calls
 from snugfit.strategies.recomputation.schedule import AnySchedule, ModuleSchedule, Schedule
+from snugfit.strategies.recomputation.separate_graphs import SeparateGraphs
 
 SMALLEST_BYTES = 1 << 16
 """Smaller tensors stay in memory."""
@@ -103,7 +104,8 @@ def recomputing_forward(modules: Sequence[nn.Module], schedule: AnySchedule, pag
     """The forward pass over consecutive modules, with recomputation and paging by a schedule.
 
     A stretch that is recomputed is a checkpoint of torch's; stretches within it are nested checkpoints. Tensors that
-    the backward pass has used are freed at once, as are gradients that it has passed on.
+    the backward pass has used are freed at once, as are gradients that it has passed on, and, where anything runs
+    again, the graphs of units and stretches.
 
     Args:
         modules: such as those of a chain's units; the network alone, if its modules run again.
@@ -115,11 +117,13 @@ def recomputing_forward(modules: Sequence[nn.Module], schedule: AnySchedule, pag
     """
     if isinstance(schedule, ModuleSchedule):
         return recomputing_calls(modules[0], schedule.names)
-    paged, resident = Schedule(schedule.parts[: schedule.paged]), Schedule(schedule.parts[schedule.paged :])
     pager = Pager(pages, modules) if pages is not None and schedule.paged else None
+    first = 0 if pager is None else schedule.paged
+    paged, resident = Schedule(schedule.parts[:first]), Schedule(schedule.parts[first:])
 
-    def run(stretch: Schedule, values: Tensor) -> Tensor:
+    def run(stretch: Schedule, values: Tensor, graphs: SeparateGraphs | None = None) -> Tensor:
         for part in stretch.parts:
+            values = values if graphs is None else graphs.cut(values)
             if isinstance(part, Schedule):
                 inside = partial(contexts, [modules[unit] for unit in part.units])
                 values = checkpoint(run, part, values, use_reentrant=False, context_fn=inside)
@@ -127,13 +131,15 @@ def recomputing_forward(modules: Sequence[nn.Module], schedule: AnySchedule, pag
                 values = modules[part](values)
         return values
 
-    def run_paged(pager: Pager, values: Tensor) -> Tensor:
-        pager.pages.begin(values.device)
-        with pager.paging(values):
-            values = run(paged, values)
-        return run(resident, values)
+    def run_all(values: Tensor) -> Tensor:
+        graphs = SeparateGraphs() if schedule.recomputes else None
+        if pager is not None:
+            pager.pages.begin(values.device)
+            with pager.paging(values):
+                values = run(paged, values, graphs)
+        return run(resident, values, graphs)
 
-    return partial(run, schedule) if pager is None else partial(run_paged, pager)
+    return run_all
 
 
 class PagedTensor:
