@@ -98,7 +98,9 @@ class NetworkTrainer:
         self._holds = micro_batches > 1 or workload.holds_gradients
         device, scales = next(module.parameters()).device.type, self._precision == "float16"
         self.loss_scale = LossScale(self.optimizers, device) if scales and device != "meta" else None
-        if not self._holds:
+        if micro_batches > 1:
+            self.optimizers.hold()
+        elif not self._holds:
             self.optimizers.apply_in_backward()
 
     def step(self, inputs: Tensor, labels: Tensor, share: float = 1.0, update: bool = True) -> StepResult:

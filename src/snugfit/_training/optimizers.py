@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from snugfit._core.workload import OptimizerSettings
 from snugfit._storage.tensor_file import Deferred
 from snugfit._training.ema import AveragedRule
+from snugfit._training.gradient_places import place_small_gradients
 from snugfit.errors import CheckpointError, ModelError
 from snugfit.lean import LeanConv2d
 from snugfit.lean.optimizer_state import RoundingRule
@@ -154,8 +155,8 @@ class ParameterOptimizers:
     """SGD, AdamW, schedule-free AdamW or the rules of ``make`` over named parameters, one parameter at a time.
 
     Either call :meth:`apply_in_backward` once, after which every backward pass updates the parameters and leaves no
-    gradients behind (one backward per step), or let gradients accumulate and call :meth:`step`. Weight decay applies
-    to all parameters, as in torch. Parameters that do not require gradients are left out.
+    gradients behind (one backward per step), or let gradients accumulate, after :meth:`hold`, and call :meth:`step`.
+    Weight decay applies to all parameters, as in torch. Parameters that do not require gradients are left out.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class ParameterOptimizers:
         self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
         _require_dense(self.parameters)
         self._rules = {name: _rule(name, p, settings, make) for name, p in self.parameters.items()}
-        self._handles: list[RemovableHandle] = []
+        self._handles, self._places = list[RemovableHandle](), list[RemovableHandle]()
         self._lr_scales: Mapping[str, float] = {}
         self._in_parts = set[str]()
 
@@ -184,6 +185,11 @@ class ParameterOptimizers:
                 hook = parameter.register_post_accumulate_grad_hook(lambda _, name=name: _apply_through(own, name))
                 self._handles.append(hook)
         return self._handles
+
+    def hold(self) -> None:
+        """Prepare gradients that accumulate over several backward passes; it must come before the first of them."""
+        if not self._places:
+            self._places = place_small_gradients(self.parameters.values())
 
     def apply_in_parts(self, layers: Iterable[nn.Module]) -> None:
         """Let :meth:`apply_in_backward` take large gradients of convolutions among these layers in parts.
@@ -201,10 +207,10 @@ class ParameterOptimizers:
                 self._in_parts.add(name)
 
     def detach_hooks(self) -> None:
-        """Undo :meth:`apply_in_backward`."""
-        for handle in self._handles:
+        """Undo :meth:`apply_in_backward` and :meth:`hold`."""
+        for handle in (*self._handles, *self._places):
             handle.remove()
-        self._handles = []
+        self._handles, self._places = [], []
 
     def step(self) -> None:
         """Apply and free every gradient, one parameter after the other."""

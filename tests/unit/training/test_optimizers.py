@@ -67,13 +67,15 @@ def loss_of(module, step):
 
 
 @each_setting
-@pytest.mark.parametrize("in_backward", [True, False])
-def test_equals_the_stock_optimizer(settings, in_backward):
+@pytest.mark.parametrize("gradients", ["applied in backward", "held", "left"])
+def test_equals_the_stock_optimizer(settings, gradients):
     mine, theirs = network(), network()
     optimizers, reference = ParameterOptimizers(mine.named_parameters(), settings), stock(theirs, settings)
     optimizers.train()
-    if in_backward:
+    if gradients == "applied in backward":
         optimizers.apply_in_backward()
+    elif gradients == "held":
+        optimizers.hold()
     for step in range(5):
         factor = 0.5 * (1 + math.cos(math.pi * step / 5))
         optimizers.set_lr_factor(factor)
