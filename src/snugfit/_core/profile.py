@@ -12,12 +12,12 @@ WHOLE_GROWTH = 0.7
 """Growth of a peak that is room for all freed memory; see ``snugfit.memory.freed_memory``."""
 HeapUse = Literal["layers", "recomputed", "steps", "nothing"]
 """How much freed memory the heap keeps in training. ``layers``: as much as leaves room for the next layer.
-``recomputed``: as much, where layers run again and so leave more holes. ``steps``: all of it if there is room, else
-none, because a step calls no layers or one layer takes most of it. ``nothing``: none, or the step maps files."""
-_FIRST_SHARES = {"layers": 0.4, "recomputed": 0.6}
-"""Share of a step's time for mapping memory that is saved without growth of a peak: a layer takes what others freed."""
-_FULL_GROWTHS = {"layers": 0.3, "recomputed": 0.4}
-"""Growth of a peak with which a step's layers map next to no memory."""
+``recomputed``: as much, where layers run again and units have graphs of their own. ``steps``: all of it if there is
+room, else none, because a step calls no layers or one layer takes most of it. ``nothing``: none, or the step maps
+files."""
+_SAVED = {"layers": (0.4, 0.2), "recomputed": (0.6, 0.3)}
+"""Share of a step's time for mapping memory that is saved without growth of a peak, as a layer takes what others freed,
+and the growth with which a step's layers map next to no memory."""
 
 
 def saved_share(heap: HeapUse, room_bytes: int, peak_bytes: int) -> float:
@@ -30,7 +30,7 @@ def saved_share(heap: HeapUse, room_bytes: int, peak_bytes: int) -> float:
     growth = max(room_bytes / max(peak_bytes, 1) - 1, 0.0)
     if heap == "steps":
         return float(growth >= WHOLE_GROWTH)
-    first, full = _FIRST_SHARES[heap], _FULL_GROWTHS[heap]
+    first, full = _SAVED[heap]
     return min(first + (1 - first) * growth / full, 1.0)
 
 

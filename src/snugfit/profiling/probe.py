@@ -51,6 +51,9 @@ memory that is really used counts as usual.
 LONG_MAPPING_SECONDS, LEAST_MAPPING_SECONDS = 0.5, 0.02
 """Seconds of mapping memory that are measured well enough in one step, and in all steps of a process together: the
 system counts them in ticks of 4 or 10 ms."""
+MAPPING_FACTOR, MAPPING_FACTOR_OF_THREADS = 1.1, 1.3
+"""Time that mapping memory takes over what the system counts for it in the computing thread: new pages are slow to
+write, and of several threads each waits for the others."""
 MOST_MAPPING = 0.9
 """Largest share of a step's seconds that counts as mapping memory: beside other processes the two are less certain."""
 Step = Callable[[int], object]
@@ -168,9 +171,11 @@ class MappingCost:
 
     def seconds(self, own: PageMapping) -> float:
         """Seconds of a step for mapping memory: of a short one, its pages' share of those of all steps."""
+        factor = MAPPING_FACTOR if torch.get_num_threads() == 1 else MAPPING_FACTOR_OF_THREADS
         if own.seconds >= LONG_MAPPING_SECONDS:
-            return own.seconds
-        return self._all.seconds * own.pages / self._all.pages if self._all.seconds >= LEAST_MAPPING_SECONDS else 0.0
+            return factor * own.seconds
+        measured = self._all.seconds >= LEAST_MAPPING_SECONDS
+        return factor * self._all.seconds * own.pages / self._all.pages if measured else 0.0
 
 
 def measure_probe(

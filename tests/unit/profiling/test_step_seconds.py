@@ -10,6 +10,7 @@ from probe_samples import Machine, probe
 
 from snugfit.memory.process import PageMapping
 from snugfit.profiling import measure_probe, measure_probes
+from snugfit.profiling.probe import MAPPING_FACTOR, MAPPING_FACTOR_OF_THREADS
 
 
 @pytest.fixture(autouse=True)
@@ -45,14 +46,16 @@ def time_steps(monkeypatch, mapping_seconds):
     monkeypatch.setattr("snugfit.profiling.probe._timed", timed)
 
 
-def test_a_page_costs_as_much_in_every_probe_of_a_process(monkeypatch):
+@pytest.mark.parametrize(("threads", "factor"), [(1, MAPPING_FACTOR), (2, MAPPING_FACTOR_OF_THREADS)])
+def test_a_page_costs_as_much_in_every_probe_of_a_process(monkeypatch, threads, factor):
     """Ticks of some milliseconds say little about a single probe."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     time_steps(monkeypatch, [0.01] * 6 + [0.0] * 6)
     machine = Machine()
     made, ran = probe(machine, fixed=500, sample=10, limit=14)
     second = replace(made, name="other", same="other")
     profile = measure_probes([replace(made, same="own"), second], machine, machine, lambda *_: None)
-    page = 0.06 / (10 * sum(ran))
+    page = factor * 0.06 / (10 * sum(ran))
     assert [point.mapping_seconds for point in profile.lines["other"].points] == pytest.approx(
         [10 * batch * page for batch in (2, 8, 14)]
     )
@@ -64,14 +67,15 @@ def test_each_step_has_the_time_for_its_pages(monkeypatch, factor):
 
     A step has its own if it is long, and none if all of it is too short.
     """
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     times = [each * factor for each in (0.0, 0.0, 0.03, 0.0, 0.03, 0.04)]
     time_steps(monkeypatch, times)
     machine = Machine()
     made, ran = probe(machine, fixed=500, sample=10, limit=14)
     line = measure_probe(made, machine, machine)
     assert ran == [2, 2, 8, 8, 14, 14]
-    page = sum(times) / (10 * sum(ran)) if factor >= 1 else 0.0
-    largest = min(times[-1], 0.9 * 0.14) if factor > 1 else 140 * page
+    page = MAPPING_FACTOR * sum(times) / (10 * sum(ran)) if factor >= 1 else 0.0
+    largest = min(MAPPING_FACTOR * times[-1], 0.9 * 0.14) if factor > 1 else 140 * page
     assert [point.mapping_seconds for point in line.points] == pytest.approx(
         [min(20 * page, 0.9 * 0.02), min(80 * page, 0.9 * 0.08), largest]
     )
