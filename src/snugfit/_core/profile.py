@@ -15,9 +15,10 @@ HeapUse = Literal["layers", "recomputed", "steps", "nothing"]
 ``recomputed``: as much, where layers run again and units have graphs of their own. ``steps``: all of it if there is
 room, else none, because a step calls no layers or one layer takes most of it. ``nothing``: none, or the step maps
 files."""
-_SAVED = {"layers": (0.4, 0.2), "recomputed": (0.6, 0.3)}
-"""Share of a step's time for mapping memory that is saved without growth of a peak, as a layer takes what others freed,
-and the growth with which a step's layers map next to no memory."""
+_FIRST_SHARES = {"layers": 0.4, "recomputed": 0.6}
+"""Share of a step's time for mapping memory that is saved without growth of a peak: a layer takes what others freed."""
+_FULL_GROWTH = 0.2
+"""Growth of a peak with which a step's layers map next to no memory."""
 
 
 def saved_share(heap: HeapUse, room_bytes: int, peak_bytes: int) -> float:
@@ -30,8 +31,8 @@ def saved_share(heap: HeapUse, room_bytes: int, peak_bytes: int) -> float:
     growth = max(room_bytes / max(peak_bytes, 1) - 1, 0.0)
     if heap == "steps":
         return float(growth >= WHOLE_GROWTH)
-    first, full = _SAVED[heap]
-    return min(first + (1 - first) * growth / full, 1.0)
+    first = _FIRST_SHARES[heap]
+    return min(first + (1 - first) * growth / _FULL_GROWTH, 1.0)
 
 
 @dataclass(frozen=True)
