@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 PLACED_VALUES = 1 << 14
-"""Most values of a gradient that is moved; others are few, and copying them would take longer."""
+"""Most values of a gradient that is moved. Larger ones are few, and take long to copy."""
 
 
 class _Place:

@@ -46,7 +46,7 @@ from snugfit.strategies.full_network import (
 from snugfit.strategies.micro_batch import MicroBatching, hold_modes
 from snugfit.strategies.recomputation.module_costs import reasons_against_modules
 from snugfit.strategies.recomputation.paging import DiskPages, Pages, Paging, recomputing_forward
-from snugfit.strategies.recomputation.schedule import AnySchedule, parse_schedule
+from snugfit.strategies.recomputation.schedule import AnySchedule, Schedule, parse_schedule
 from snugfit.strategies.recomputation.unit_costs import TYPICAL_SPEED
 
 
@@ -173,6 +173,7 @@ def _trainer_factory(schedule: AnySchedule, make_pages: Callable[[], Pages]) -> 
 
 
 def _heap_use(schedule: AnySchedule) -> HeapUse:
+    """How a schedule's steps use the heap; modules that run again, unlike units, have no graphs of their own."""
     if schedule.paged:
         return "nothing"
-    return "recomputed" if schedule.recomputes else "layers"
+    return "recomputed" if isinstance(schedule, Schedule) and schedule.recomputes else "layers"

@@ -57,7 +57,7 @@ class _Before(NamedTuple):
     Attributes:
         end: the scalar at the end of the graph before.
         gradient: takes the gradient of that graph's last values (B, ...).
-        graphs: run the backward pass of that graph.
+        graphs: runs the backward pass of that graph.
     """
 
     end: Tensor
@@ -66,7 +66,7 @@ class _Before(NamedTuple):
 
 
 class _End(torch.autograd.Function):
-    """Values (B, ...) to a scalar, whose gradient stands for that of the values, which nobody else holds any more."""
+    """Values (B, ...) to a scalar, whose backward pass begins with the gradient of the values and then frees it."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, gradient: list[Tensor]) -> Tensor:
