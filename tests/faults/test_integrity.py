@@ -363,7 +363,7 @@ def test_only_one_process_continues_a_run(interrupted: Path, monkeypatch: pytest
                     from snugfit._engine.planning import Planned
                     from snugfit._engine.running import execute
 
-                    execute(Planned(None, None, None, None, None), (), folder)  # type: ignore[arg-type]
+                    execute(Planned(None, None, None, assembly=None, baseline=None), (), folder)  # type: ignore[arg-type]
         finally:
             os.kill(holder.pid, signal.SIGKILL)
             holder.communicate()

@@ -38,7 +38,7 @@ def run_on_meta(
     tensors = chain(module.named_parameters(), module.named_buffers())
     stand_ins = {f"module.{name}": torch.empty_like(tensor, device="meta") for name, tensor in tensors}
     with torch.no_grad(), torch.random.fork_rng(devices=[]), in_mode(module, training), CachedOperators():
-        output = functional_call(_Call(module, function or module), stand_ins, (images,))
+        output = functional_call(Call(module, function or module), stand_ins, (images,))
     return output, images._version > 0
 
 
@@ -84,7 +84,7 @@ def run_for_real(module: nn.Module, input_shape: tuple[int, ...], training: bool
     device = next(iter(stand_ins.values())).device
     with torch.no_grad(), torch.random.fork_rng(devices=[]), in_mode(module, training), without_onednn():
         images = torch.randn((BATCH, *input_shape), dtype=_dtype(module), device=device)
-        return functional_call(_Call(module, module), stand_ins, (images,))
+        return functional_call(Call(module, module), stand_ins, (images,))
 
 
 @contextlib.contextmanager
@@ -126,7 +126,9 @@ class _ShapeInterpreter(fx.Interpreter):
         return value
 
 
-class _Call(nn.Module):
+class Call(nn.Module):
+    """Calls a function on behalf of a module, whose tensors ``functional_call`` finds as ``module.…``."""
+
     def __init__(self, module: nn.Module, function: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
         self.module = module

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from snugfit._chain.unit import Unit
 from snugfit._storage.manifest import Manifest
@@ -15,6 +17,7 @@ from snugfit._storage.tensor_file import map_tensors, read_tensors, write_tensor
 from snugfit._upstream import get_tensor, kept_shared, set_tensor, shared_names
 from snugfit.errors import CheckpointError
 
+T = TypeVar("T")
 _ADVICE = "Delete it, and restore or retrain the unit."
 
 
@@ -142,3 +145,13 @@ def _check_matches(unit: str, own: Mapping[str, torch.Tensor], state: Mapping[st
     extra = next((name for name in state if name not in own), None)
     if extra is not None:
         raise CheckpointError(f"unit {unit} has no {extra}; the stored weights belong to another model.")
+
+
+def copy_empty(value: T, module: nn.Module, device: str) -> T:
+    """A deep copy of a value whose tensors, those of ``module``, are new and empty; shared ones stay shared."""
+    memo: dict[int, Any] = {}
+    plain = (each for layer in module.modules() for each in vars(layer).values() if isinstance(each, Tensor))
+    for tensor in [*module.parameters(), *module.buffers(), *plain]:
+        empty = torch.empty_like(tensor, device=device)
+        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    return copy.deepcopy(value, memo)

@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate
 
+from snugfit.errors import UsageError
+
+
+def check_batches(batch_size: int, start_step: int) -> None:
+    """Refuse a batch without images, and a step before the first."""
+    if batch_size < 1 or start_step < 0:
+        raise UsageError(f"a batch size must be at least 1 and a step at least 0, not {batch_size} and {start_step}.")
+
 
 def part_sizes(images: int, parts: int) -> tuple[int, ...]:
     """Sizes of ``parts`` parts of so many images; they differ by at most one, and the largest come first."""

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 
 from snugfit._core.own_cores import leave_own_core
-from snugfit._core.parts import epoch_parts
+from snugfit._core.parts import check_batches, epoch_parts
 from snugfit._data.device_transform import Placement, transform_on
 from snugfit._data.multi_label import targets_of
 from snugfit._data.sets import ImageSet
 from snugfit._data.transform import Mixing, Transform
-from snugfit.errors import UsageError
 
 _ORDER, _EPOCH, _VIEW, _MIX = range(4)
 
@@ -67,7 +66,7 @@ class Batches:
             images, float32 (B, C, H, W) channels-last, and labels, (B,) int64; mixed ones, and several labels of an
             image, are (B, classes) float32.
         """
-        _check(batch_size, start_step)
+        check_batches(batch_size, start_step)
         order = np.random.default_rng((self.seed & 0xFFFFFFFF, _ORDER, epoch)).permutation(len(self))
         for rows, following in pairwise(chain(epoch_parts(len(self), batch_size, parts, start_step), [None])):
             assert rows is not None
@@ -119,7 +118,7 @@ class Batches:
             images, float32 (B, C, H, W) channels-last, and labels, (B,) int64 or (B, classes) float32; the last batch
             may be smaller.
         """
-        _check(batch_size, 0)
+        check_batches(batch_size, 0)
         for first in range(0, len(self), batch_size):
             indices = np.arange(first, min(first + batch_size, len(self)))
             yield self._batch(indices, (self.seed, _VIEW, view or 0), first, self.augment and view is not None)
@@ -131,8 +130,3 @@ class Batches:
         if self.placement is None or images.is_floating_point():  # prepared images are used as they are
             return self.transform(images, augment, seed, start), labels
         return transform_on(self.placement, self.transform, images, augment, seed, start), labels
-
-
-def _check(batch_size: int, start_step: int) -> None:
-    if batch_size < 1 or start_step < 0:
-        raise UsageError(f"a batch size must be at least 1 and a step at least 0, not {batch_size} and {start_step}.")

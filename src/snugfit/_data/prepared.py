@@ -34,11 +34,7 @@ class PreparedImages(ImageSet):
     sample: Callable[[int], tuple[Any, Any]]
     labels: np.ndarray
     shape: tuple[int, int, int]
-
-    @property
-    def runs_own_code(self) -> bool:
-        """Always."""
-        return True
+    runs_own_code = True
 
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read images, (B,) -> float32 (B, C, H, W) in channels_last."""
@@ -89,11 +85,7 @@ class PackedInputs(ImageSet):
     sample: Callable[[int], tuple[Any, Any]]
     labels: np.ndarray
     inputs: tuple[Input, ...]
-
-    @property
-    def runs_own_code(self) -> bool:
-        """Always."""
-        return True
+    runs_own_code = True
 
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read items, (B,) -> float32 (B, 1, 1, N): the values of an item's inputs, one after another."""

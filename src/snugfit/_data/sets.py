@@ -35,10 +35,13 @@ class ImageSet(ABC):
     Attributes:
         labels: class of each image, (N,) int64; or whether it has each, (N, classes) uint8 of 0 and 1.
         has_boxes: whether images have boxes besides.
+        runs_own_code: whether reading runs the caller's code, which may draw random numbers and so stays in the
+            caller's thread.
     """
 
     labels: np.ndarray
     has_boxes: ClassVar[bool] = False
+    runs_own_code: bool = False
 
     def __len__(self) -> int:
         """Number of images, N."""
@@ -48,11 +51,6 @@ class ImageSet(ABC):
     def has_several_labels(self) -> bool:
         """Whether labels tell of each class whether an image has it."""
         return self.labels.ndim > 1
-
-    @property
-    def runs_own_code(self) -> bool:
-        """Whether reading runs the caller's code, which may draw random numbers and so stays in the caller's thread."""
-        return False
 
     def keep_decoded(self, file: DecodedFile) -> None:
         """Decode each image once, if it needs to be decoded, and keep its pixels in a file."""
@@ -68,12 +66,7 @@ class Subset(ImageSet):
 
     def __init__(self, parent: ImageSet, indices: np.ndarray) -> None:
         self.parent, self.indices = parent, np.asarray(indices, dtype=np.int64)
-        self.labels = parent.labels[self.indices]
-
-    @property
-    def runs_own_code(self) -> bool:
-        """As the other set."""
-        return self.parent.runs_own_code
+        self.labels, self.runs_own_code = parent.labels[self.indices], parent.runs_own_code
 
     def keep_decoded(self, file: DecodedFile) -> None:
         """As the other set."""
@@ -88,12 +81,8 @@ class Bordered(ImageSet):
     """Another set with ``border`` black pixels on every side of its images."""
 
     def __init__(self, parent: ImageSet, border: int) -> None:
-        self.parent, self.border, self.labels = parent, border, parent.labels
-
-    @property
-    def runs_own_code(self) -> bool:
-        """As the other set."""
-        return self.parent.runs_own_code
+        self.parent, self.border = parent, border
+        self.labels, self.runs_own_code = parent.labels, parent.runs_own_code
 
     def keep_decoded(self, file: DecodedFile) -> None:
         """As the other set."""

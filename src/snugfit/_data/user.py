@@ -66,11 +66,7 @@ class DatasetImages(ImageSet):
     size: tuple[int, int]
     resize: bool
     normalisation: Normalisation | None
-
-    @property
-    def runs_own_code(self) -> bool:
-        """Always."""
-        return True
+    runs_own_code = True
 
     def images(self, indices: np.ndarray) -> torch.Tensor:
         """Read images, (B,) -> uint8 (B, C, H, W)."""

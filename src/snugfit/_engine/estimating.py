@@ -11,10 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from snugfit._chain.store import copy_empty
 from snugfit._core.amounts import parse_batches, parse_bytes
 from snugfit._core.estimate import KINDS, PROCESS_EXTRA_BYTES, EstimateOptions, MemoryEstimate, Reduction, StepEstimate
 from snugfit._core.parts import part_sizes
-from snugfit._engine.loading import ModuleOrFactory, build_on_meta, copy_empty
+from snugfit._engine.loading import ModuleOrFactory, build_on_meta
 from snugfit._engine.step_counter import StepCounter
 from snugfit._quantities import format_bytes
 from snugfit.errors import ModelError, first_line

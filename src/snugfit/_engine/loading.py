@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from snugfit import _models as models
 from snugfit._chain import Chain, load_state, take_inputs
+from snugfit._chain.store import copy_empty
 from snugfit._core.amounts import MOST_CHANNELS, MOST_PIXELS
 from snugfit._core.inputs import Input, packed_shape
 from snugfit._core.known import check_square
@@ -30,7 +30,6 @@ from snugfit._upstream import set_tensor
 from snugfit.errors import CheckpointError, ModelError, UsageError
 from snugfit.memory import is_out_of_memory
 
-T = TypeVar("T")
 ModuleOrFactory = nn.Module | Callable[[], nn.Module]
 """A module that was passed from Python, or a function that makes it."""
 _FILE = "architecture.json"
@@ -207,13 +206,3 @@ def _fill_buffers(folder: Path, module: nn.Module) -> None:
 def on_meta(chain: Chain) -> Chain:
     """A copy of a chain without weights, which shares nothing with the module it was made from."""
     return copy_empty(chain, chain.to_module(), "meta")
-
-
-def copy_empty(value: T, module: nn.Module, device: str) -> T:
-    """A deep copy of a value whose tensors, those of ``module``, are new and empty; shared ones stay shared."""
-    memo: dict[int, Any] = {}
-    plain = (each for layer in module.modules() for each in vars(layer).values() if isinstance(each, Tensor))
-    for tensor in [*module.parameters(), *module.buffers(), *plain]:
-        empty = torch.empty_like(tensor, device=device)
-        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-    return copy.deepcopy(value, memo)

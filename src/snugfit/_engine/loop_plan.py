@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from snugfit._chain import Chain, on_meta_or
+from snugfit._chain.store import copy_empty
 from snugfit._core.budget import Budget
 from snugfit._core.inputs import Input
 from snugfit._core.machine_memory import machine_memory, private_bytes
@@ -172,14 +173,7 @@ def step_workload(
 
 def on_meta(model: nn.Module) -> nn.Module:
     """A copy on the meta device, in float32, without allocating memory."""
-
-    def empty(tensor: Tensor) -> Tensor:
-        made = torch.empty_like(tensor, device="meta")
-        return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
-
-    plain = (each for layer in model.modules() for each in vars(layer).values() if isinstance(each, Tensor))
-    tensors = [*model.parameters(), *model.buffers(), *plain]
-    return copy.deepcopy(model, {id(each): empty(each) for each in tensors}).float()
+    return copy_empty(model, model, "meta").float()
 
 
 class LoopPlanner:
@@ -374,8 +368,5 @@ class LoopPlanner:
             return tensor_peak_bytes(step, trainer.modules, repeats=2) - own
 
         counted = on_meta_or(count, 0, whole=bool(chain.undivided))
-        return counted * self._itemsize // torch.float32.itemsize
-
-    @property
-    def _itemsize(self) -> int:
-        return next(self.network.model.parameters()).element_size()
+        itemsize = next(self.network.model.parameters()).element_size()
+        return counted * itemsize // torch.float32.itemsize

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -15,7 +15,6 @@ from snugfit._core.budget import Budget
 from snugfit._core.explanation import command_of
 from snugfit._core.forking import may_fork
 from snugfit._core.known import IMAGENET
-from snugfit._core.plan import Plan
 from snugfit._core.profile import Profile
 from snugfit._core.request import Request
 from snugfit._data import Splits
@@ -28,6 +27,7 @@ from snugfit._engine.run_memory import budget_warning, device_plan, measurable_b
 from snugfit._engine.tasks import import_for
 from snugfit._planner import MeasurementContext, PlanningInput, StrategySelection, search
 from snugfit._planner.kept_memory import with_kept_memory
+from snugfit._planner.search import SearchResult
 from snugfit._training.events import Event, Notice, ProbeMeasured, Subscriber, without_notices
 from snugfit._training.initial_weights import check_weights, weights_note
 from snugfit._training.own_parts import OwnParts
@@ -43,24 +43,11 @@ Extent = Literal["all", "decisive", "nothing"]
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A plan with all that is needed to run it: measurements, data, model, workload, and the process's baseline.
+class Planned(SearchResult):
+    """A plan with all that is needed to run it: measurements, data, model, workload, and the process's baseline."""
 
-    Attributes:
-        next_profile: the profile of a process that finds these measurements in the cache.
-        fresh: whether the plan is that of a fresh process, in which nothing was measured.
-        may_fit_alone: refused strategies that may fit where no other one was measured.
-        apart: whether every strategy was measured in a process of its own.
-    """
-
-    plan: Plan
-    profile: Profile
-    assembly: Assembly
-    baseline: Baseline
-    next_profile: Profile
-    fresh: bool = False
-    may_fit_alone: tuple[str, ...] = ()
-    apart: bool = False
+    assembly: Assembly = field(kw_only=True)
+    baseline: Baseline = field(kw_only=True)
 
 
 def make_plan(
@@ -160,8 +147,7 @@ def _planned(
             found = search(question, considered, measuring, runs)
         plan = replace(found.plan, command=command_of(request, found.plan), memory=memory)
         plan = replace(with_kept_memory(plan), device_memory=device_plan(device, meter))
-        planned = Planned(plan, found.profile, assembly, resting, found.next_profile)
-        return replace(planned, fresh=found.fresh, may_fit_alone=found.may_fit_alone, apart=found.apart)
+        return Planned(**{**vars(found), "plan": plan}, assembly=assembly, baseline=resting)
 
     try:
         planned = attempt(measurable_bytes(budget, memory), lambda *progress: emit(ProbeMeasured(*progress)))

@@ -153,7 +153,7 @@ def reopen(
     if reopened != plan.workload:  # plans of earlier versions do not tell of pre-trained weights
         what = "model, data or the optimizer's state" if own.optimizer is not None else "model or data"
         raise CheckpointError(f"{what} have changed since the run in {folder} began; start a new run.")
-    return Planned(plan, profile, assembly, resting, profile)
+    return Planned(plan, profile, profile, assembly=assembly, baseline=resting)
 
 
 def _require_same_classes(folder: Path, class_names: Sequence[str]) -> None:

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._chain import Chain
+from snugfit._chain.store import copy_empty
 from snugfit._chain.unit import run_failure
 from snugfit._core.estimate import PROCESS_EXTRA_BYTES, EstimateOptions
 from snugfit._core.parts import part_sizes
 from snugfit._core.workload import OptimizerSettings, Workload
-from snugfit._engine.loading import copy_empty
 from snugfit._engine.process import baseline, choose_device
 from snugfit._engine.step_inputs import StepInputs
 from snugfit._training.network import NetworkTrainer

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from snugfit._core.own_cores import leave_own_core
-from snugfit._core.parts import epoch_parts
+from snugfit._core.parts import check_batches, epoch_parts
 from snugfit._storage.activation_cache import ActivationCache
 from snugfit._training.strategy import BatchSource
 from snugfit.errors import UsageError
@@ -57,7 +57,7 @@ class CachedBatches:
         Raises:
             CheckpointError: the cache's file was truncated.
         """
-        _check(batch_size, start_step)
+        check_batches(batch_size, start_step)
         order = _epoch_order(self.seed, epoch, len(self)) + (epoch % self.views) * len(self)
         rows = epoch_parts(len(self), batch_size, parts, start_step)
         return self._batches((order[each] for each in rows), -(-batch_size // parts))
@@ -67,7 +67,7 @@ class CachedBatches:
 
         Yields features (B, *row_shape) and labels (B,), and raises, as :meth:`epoch` does.
         """
-        _check(batch_size, 0)
+        check_batches(batch_size, 0)
         start = (view or 0) % self.views * len(self)
         rows = np.arange(start, start + len(self))
         return self._batches((rows[at : at + batch_size] for at in range(0, len(self), batch_size)), batch_size)
@@ -118,11 +118,6 @@ def _background_thread() -> ThreadPoolExecutor:
     finally:
         threading.stack_size(usual)
     return executor
-
-
-def _check(batch_size: int, start_step: int) -> None:
-    if batch_size < 1 or start_step < 0:
-        raise UsageError(f"a batch size must be at least 1 and a step at least 0, not {batch_size} and {start_step}.")
 
 
 class RecomputedBatches:

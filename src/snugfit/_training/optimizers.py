@@ -97,7 +97,7 @@ def _plain_rule(name: str, parameter: nn.Parameter, settings: OptimizerSettings)
         rule = FusedAdamW(settings.lr, settings.weight_decay)
     if parameter.dtype != torch.bfloat16 and (settings.state == "float32" or not rule.names):
         return rule
-    return RoundingRule(rule, rule.names, settings.state, seed=zlib.crc32(name.encode()))
+    return RoundingRule(rule, settings.state, seed=zlib.crc32(name.encode()))
 
 
 def _expected_state(

@@ -6,12 +6,12 @@ It divides the batches of a loader, and sets ``accelerator.gradient_accumulation
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from snugfit._chain.propagation import in_mode
 from snugfit._engine.step_plan import LibraryStep
 from snugfit.errors import BudgetExceededError, UsageError, is_out_of_memory
 from snugfit.integrations._batches import bytes_of, divided, example_of, first_of, first_tensor, images_of
@@ -79,7 +79,7 @@ class MemoryBudget:
             self.budget.steps += bool(self._accelerator.sync_gradients)
 
     def __enter__(self) -> MemoryBudget:
-        with _training(self._model):
+        with in_mode(self._model, True):
             plan = self.budget.plan(self._model, self._step, self._batches.whole)
         self._batches.parts = self._accelerator.gradient_accumulation_steps = plan.micro_batches
         self._recomputation.use(plan.recomputation)
@@ -103,15 +103,3 @@ class MemoryBudget:
             print(self.budget.record)
         elif is_out_of_memory(error):
             raise BudgetExceededError(self.budget.refused) from error
-
-
-@contextmanager
-def _training(model: nn.Module) -> Iterator[None]:
-    """A model in the mode that a loop trains it in; afterwards, each module's own."""
-    modes = {each: each.training for each in model.modules()}
-    model.train()
-    try:
-        yield
-    finally:
-        for each, mode in modes.items():
-            each.training = mode

@@ -23,7 +23,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from snugfit.lean.update_rules import PART_MULTIPLE, UpdateRule, WrappingRule, fit_gradient, values_in_memory
+from snugfit.lean.update_rules import PART_MULTIPLE, FusedRule, WrappingRule, fit_gradient, values_in_memory
 
 StateType = Literal["float32", "bfloat16", "int8"]
 Number = TypeVar("Number", float, Tensor)
@@ -117,15 +117,14 @@ class RoundingRule(WrappingRule):
     of :func:`quantise` (one for 256 values in the order of memory) and ``step``.
 
     Args:
-        rule: the rule in float32; its own state stays empty.
-        names: the tensors of its state; ``exp_avg_sq`` is never negative.
+        rule: the rule in float32; its own state stays empty. Of the tensors in it, ``exp_avg_sq`` is never negative.
         kind: type of the state.
         seed: of the rounding, together with the number of the step.
     """
 
-    def __init__(self, rule: UpdateRule, names: tuple[str, ...], kind: StateType, seed: int = 0) -> None:
+    def __init__(self, rule: FusedRule, kind: StateType, seed: int = 0) -> None:
         super().__init__(rule)
-        self._names, self._kind, self._seed = names, kind, seed
+        self._names, self._kind, self._seed = rule.names, kind, seed
         self.state: dict[str, Tensor] = {}
         self._noise: torch.Generator | None = None
 

@@ -82,12 +82,16 @@ def _without_graph(step: Callable[[Rule, Tensor], None]) -> Callable[[Rule, Tens
     return run
 
 
-class FusedSGD:
-    """SGD with momentum, without dampening or Nesterov: equal to ``torch.optim.SGD(fused=True)`` bit for bit."""
+class FusedRule:
+    """What rules that run torch's fused kernels share: steps of whole gradients and of parts of them.
 
-    def __init__(self, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
-        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
-        self.names: tuple[str, ...] = ("momentum_buffer",) if momentum else ()
+    Attributes:
+        lr, state: as of :class:`UpdateRule`.
+        names: tensors of the state that have the parameter's shape.
+    """
+
+    def __init__(self, lr: float, weight_decay: float, names: tuple[str, ...]) -> None:
+        self.lr, self.weight_decay, self.names = lr, weight_decay, names
         self.state: dict[str, Tensor] = {}
 
     @_without_graph
@@ -95,28 +99,43 @@ class FusedSGD:
         """Apply the gradient of a parameter of any shape; on the meta device only the state is made."""
         gradient = fit_gradient(parameter)
         self.begin(parameter)
-        self._update(*map(_contiguous, (parameter, gradient, *self._momentum())))
+        self._update(*map(_contiguous, (parameter, gradient, *self._of_parameter_shape())))
 
     def begin(self, parameter: Tensor) -> None:
-        """Make the state of a parameter of any shape, if there is none yet."""
+        """Begin a step of a parameter of any shape, and make its state if there is none yet."""
+        raise NotImplementedError
+
+    def step_part(self, parameter: Tensor, gradient: Tensor, first: int) -> None:
+        """See :meth:`PartialRule.step_part`: a parameter of any shape, and the gradient (N,)."""
+        self._update(*_part(gradient, first, parameter, *self._of_parameter_shape()))
+
+    def _of_parameter_shape(self) -> list[Tensor]:
+        return [self.state[name] for name in self.names]
+
+    def _update(self, parameter: Tensor, gradient: Tensor, *state: Tensor) -> None:
+        """Update contiguous tensors of one shape."""
+        raise NotImplementedError
+
+
+class FusedSGD(FusedRule):
+    """SGD with momentum, without dampening or Nesterov: equal to ``torch.optim.SGD(fused=True)`` bit for bit."""
+
+    def __init__(self, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+        super().__init__(lr, weight_decay, ("momentum_buffer",) if momentum else ())
+        self.momentum = momentum
+
+    def begin(self, parameter: Tensor) -> None:
+        """See :meth:`FusedRule.begin`, for a parameter of any shape."""
         self._is_first = bool(self.names) and "momentum_buffer" not in self.state
         if self._is_first:
             self.state["momentum_buffer"] = torch.empty_like(parameter, requires_grad=False)
 
-    def step_part(self, parameter: Tensor, gradient: Tensor, first: int) -> None:
-        """See :meth:`PartialRule.step_part`: a parameter of any shape, and the gradient (N,)."""
-        self._update(*_part(gradient, first, parameter, *self._momentum()))
-
-    def _momentum(self) -> list[Tensor]:
-        return [self.state[name] for name in self.names]
-
-    def _update(self, parameter: Tensor, gradient: Tensor, *momentum: Tensor) -> None:
-        """Update contiguous tensors of one shape."""
+    def _update(self, parameter: Tensor, gradient: Tensor, *state: Tensor) -> None:
         if not parameter.is_meta:
             torch._fused_sgd_(
                 [parameter],
                 [gradient],
-                [*momentum],
+                [*state],
                 weight_decay=self.weight_decay,
                 momentum=self.momentum,
                 lr=self.lr,
@@ -127,44 +146,27 @@ class FusedSGD:
             )
 
 
-class FusedAdamW:
+class FusedAdamW(FusedRule):
     """AdamW: equal to ``torch.optim.AdamW(fused=True)`` bit for bit; without weight decay to ``torch.optim.Adam``."""
 
     def __init__(self, lr: float, weight_decay: float = 0.0) -> None:
-        self.lr, self.weight_decay = lr, weight_decay
-        self.names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
-        self.state: dict[str, Tensor] = {}
-
-    @_without_graph
-    def step(self, parameter: Tensor) -> None:
-        """Apply the gradient of a parameter of any shape; on the meta device only the state is made."""
-        gradient = fit_gradient(parameter)
-        self.begin(parameter)
-        self._update(*map(_contiguous, (parameter, gradient, *self._moments())))
+        super().__init__(lr, weight_decay, ("exp_avg", "exp_avg_sq"))
 
     def begin(self, parameter: Tensor) -> None:
-        """Make the state of a parameter of any shape, if there is none yet, and count the step."""
+        """See :meth:`FusedRule.begin`, for a parameter of any shape; it counts the step."""
         if "step" not in self.state:
             self.state["step"] = torch.zeros((), device=parameter.device)
             for name in self.names:
                 self.state[name] = torch.zeros_like(parameter, requires_grad=False)
         self.state["step"] += 1
 
-    def step_part(self, parameter: Tensor, gradient: Tensor, first: int) -> None:
-        """See :meth:`PartialRule.step_part`: a parameter of any shape, and the gradient (N,)."""
-        self._update(*_part(gradient, first, parameter, *self._moments()))
-
-    def _moments(self) -> list[Tensor]:
-        return [self.state[name] for name in self.names]
-
-    def _update(self, parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor) -> None:
-        """Update contiguous tensors of one shape."""
+    def _update(self, parameter: Tensor, gradient: Tensor, *state: Tensor) -> None:
         if not parameter.is_meta:
             torch._fused_adamw_(
                 [parameter],
                 [gradient],
-                [mean],
-                [square],
+                [state[0]],
+                [state[1]],
                 [],
                 [self.state["step"]],
                 lr=self.lr,

@@ -104,12 +104,15 @@ class FreedMemory:
 
     In a phase with ample room freed memory is kept from the second step to the end. With room for all growth, only the
     first step checks layers. The growth of the process is read after each of the others.
+
+    Attributes:
+        has_ample_room: whether the phase has more room than freed memory needs.
     """
 
     def __init__(self, meter: PeakMeter, limit: MemoryLimit) -> None:
         self._meter, self._limit = meter, limit
         self._allowed_bytes, self._steps, self._active, self._paused = 0, 0, False, False
-        self._is_ample, self._has_room_for_all, self._observed = False, False, OBSERVED_STEPS
+        self.has_ample_room, self._has_room_for_all, self._observed = False, False, OBSERVED_STEPS
         self._hooks: list[RemovableHandle] = []
         self._needs, self._first_needs, self._touched = dict[object, int](), dict[object, int](), dict[object, int]()
         self._bare = set[object]()
@@ -130,21 +133,16 @@ class FreedMemory:
         """
         self.close()
         self._observed = observed
-        self._is_ample = is_ample(allowed_bytes, kept_bytes)
+        self.has_ample_room = is_ample(allowed_bytes, kept_bytes)
         self._has_room_for_all = kept_bytes >= (growth - 1) * (allowed_bytes - kept_bytes) > 0
         self._allowed_bytes, self._steps = allowed_bytes, 0
         self._needs, self._first_needs, self._touched, self._bare = {}, {}, {}, set()
         self._peak_bytes, self._least_bytes = 0, allowed_bytes
 
     @property
-    def has_ample_room(self) -> bool:
-        """Whether the phase has more room than freed memory needs."""
-        return self._is_ample
-
-    @property
     def keeps(self) -> bool:
         """Whether the heap may keep freed memory now, so that it should not be trimmed."""
-        active = self._active or (self._is_ample and not self._paused)
+        active = self._active or (self.has_ample_room and not self._paused)
         return active and self._allowed_bytes > 0 and self._steps >= self._observed
 
     @contextmanager
@@ -215,9 +213,9 @@ class FreedMemory:
 
     def close(self) -> None:
         """Return everything that is free to the system; from then on room is not ample."""
-        if self._is_ample and not self._paused:
+        if self.has_ample_room and not self._paused:
             self.pause(always=True)
-        self._is_ample = False
+        self.has_ample_room = False
 
     def _hook_layers(self) -> None:
         self._hooks = [
@@ -234,7 +232,7 @@ class FreedMemory:
 
     def _may_stay(self) -> bool:
         """Whether room is ample, and a part of it still free."""
-        if not (self._is_ample and self._active) or self._paused:
+        if not (self.has_ample_room and self._active) or self._paused:
             return False
         return self._growth() <= (1 - SPARE_SHARE) * self._allowed_bytes
 
@@ -248,7 +246,7 @@ class FreedMemory:
         if self.keeps:
             free_held_blocks()
             set_thresholds(KEPT_BLOCK_BYTES, KEEP_ALL_BYTES)
-            if self._is_ample:
+            if self.has_ample_room:
                 map_large_blocks(False)
             self._paused = False
 

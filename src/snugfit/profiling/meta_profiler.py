@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_iter, tree_map_only, tree_unflatten
 
+from snugfit._chain.propagation import Call
 from snugfit.memory.liveness import OperatorTensors, PassedGradient
 from snugfit.memory.tensors import LiveBytes, storage_id
 
@@ -61,20 +62,8 @@ def profile_on_meta(
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     images = _channels_last(torch.empty((batch, *input_shape), dtype=dtype, device="meta"))
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        functional_call(_Call(module, interpreter), stand_ins, (images,))
+        functional_call(Call(module, interpreter.run), stand_ins, (images,))
     return tuple(interpreter.found)
-
-
-class _Call(nn.Module):
-    """Makes an interpreter use a module's meta placeholders."""
-
-    def __init__(self, module: nn.Module, interpreter: fx.Interpreter) -> None:
-        super().__init__()
-        self.module = module
-        self.__dict__["interpreter"] = interpreter
-
-    def forward(self, images: Tensor) -> Any:
-        return self.__dict__["interpreter"].run(images)
 
 
 def _stand_ins(module: nn.Module, trains: Set[str]) -> dict[str, Tensor]:

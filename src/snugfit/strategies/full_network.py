@@ -471,10 +471,7 @@ class FullNetwork(MicroBatching, ABC):
 
     def shortfall(self, workload: Workload, profile: Profile, hardware: Hardware, budget: Budget) -> Shortfall:
         """Why nothing was proposed, and the smallest memory budget that would do."""
-        names = self.probe, line_name(self.probe, hold=True)
-        return network_shortfall(
-            profile, min(profile.floors[each] for each in names if each in profile.floors), budget, workload
-        )
+        return network_shortfall(profile, least_floor(profile, self.probe), budget, workload)
 
     def trainers_of(self, run: Run) -> MakeTrainer:
         """What makes the trainers of a run."""

@@ -17,9 +17,9 @@
 
 from snugfit.surgery.channels import ChannelGroup, Slot, find_groups, width
 from snugfit.surgery.distil import BlockDistillation, TeacherStudent, distil
-from snugfit.surgery.fitting import best_widths, kept_width, widest_widths, widths_for
+from snugfit.surgery.fitting import kept_width, widest_widths, widths_for
 from snugfit.surgery.hidden import blocks_of, copy_for_pruning, hidden_groups, narrowed_meta_copy
-from snugfit.surgery.importance import channel_importance, most_important, removed_share
+from snugfit.surgery.importance import channel_importance, most_important
 from snugfit.surgery.joint import JointDistillation, later_biases
 from snugfit.surgery.lasso import (
     DEFAULT_RATIO,
@@ -56,7 +56,6 @@ __all__ = [
     "adopt_widths",
     "apply_cut",
     "attach_side_network",
-    "best_widths",
     "blocks_of",
     "channel_importance",
     "channels_by_reconstruction",
@@ -75,7 +74,6 @@ __all__ = [
     "prune",
     "prune_optimizer",
     "remove_channels",
-    "removed_share",
     "side_positions",
     "widest_widths",
     "width",

@@ -9,6 +9,7 @@ import torch
 from torch import fx, nn
 
 from snugfit._chain.blocks import ModuleBlock, find_blocks
+from snugfit._chain.store import copy_empty
 from snugfit.surgery.channels import ChannelGroup, find_groups
 from snugfit.surgery.reshape import remove_channels
 
@@ -72,11 +73,7 @@ def narrowed_meta_copy(
         ModelError: a width is below 1.
         UsageError: an unknown group, or a width above the number of channels.
     """
-    on_meta = {id(buffer): torch.empty_like(buffer, device="meta") for buffer in module.buffers()}
-    for parameter in module.parameters():
-        empty = torch.empty_like(parameter, device="meta")
-        on_meta[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-    narrowed: fx.GraphModule = copy.deepcopy(module, on_meta)
+    narrowed = copy_empty(module, module, "meta")
     remove_channels(narrowed, groups, {name: range(channels) for name, channels in widths.items()})
     return narrowed
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -76,19 +76,6 @@ def most_important(importance: Mapping[str, Tensor], widths: Mapping[str, int]) 
             raise UsageError(f"layer {name} has {len(scores)} channels, not {count}.")
         kept[name] = sorted(scores.argsort(descending=True, stable=True)[:count].tolist())
     return kept
-
-
-def removed_share(importance: Mapping[str, Tensor]) -> Callable[[str, int], float]:
-    """A proxy for the accuracy that a width costs, for ``best_widths``, from scores (channels,) by the group's name.
-
-    Returns:
-        Function of a group's name and width: share of the squared scores that its least important channels hold.
-    """
-    shares = {}
-    for name, scores in importance.items():
-        squares = scores.double().square().sort(descending=True).values
-        shares[name] = 1 - squares.cumsum(0) / squares.sum().clamp_min(torch.finfo(squares.dtype).tiny)
-    return lambda name, channels: max(0.0, float(shares[name][channels - 1]))
 
 
 def _makers(module: nn.Module, groups: Iterable[ChannelGroup]) -> list[tuple[str, Slot]]:

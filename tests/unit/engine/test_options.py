@@ -222,7 +222,7 @@ def test_a_plan_over_processes_does_not_run_on_one():
     settings = {"processes": 2}
     plan = replace(made_plan(candidates=(Candidate("tiled", True, settings),)), command=("snugfit", "cluster"))
     with pytest.raises(UsageError, match=r"takes 2 processes, and this is one; start them with `snugfit cluster`"):
-        RunnablePlan(plan, *[None] * 4).run()
+        RunnablePlan(plan, None, None, assembly=None, baseline=None).run()
 
 
 def small_net():

@@ -75,7 +75,9 @@ def test_the_budget_named_is_enough_for_a_process_that_finds_the_measurements(ca
     """There the base is 20 MB larger, times 1.015: 55.2 MB, and 34.9 without a cache."""
     request = Request.of(strategy="backprop", accumulate=False, profile_cache=cache)
     plan = Plan(WORKLOAD, Budget("100MB"), HARDWARE, (Candidate("backprop", True),), 0)
-    planned = Planned(plan, PROFILE, SimpleNamespace(request=request), None, replace(PROFILE, base_bytes=25 * MB))
+    planned = Planned(
+        plan, PROFILE, replace(PROFILE, base_bytes=25 * MB), assembly=SimpleNamespace(request=request), baseline=None
+    )
     expected = smallest([Backprop(accumulate=False)], "100MB", "backprop", profile=replace(PROFILE, base_bytes=base))
     assert smallest_fitting(planned) == expected
 

@@ -15,9 +15,9 @@ RULES = {
     "sgd": lambda: FusedSGD(0.1, 0.9, 5e-4),
     "sgd without momentum": lambda: FusedSGD(0.1),
     "adamw": lambda: FusedAdamW(0.01, 0.05),
-    "sgd in int8": lambda: RoundingRule(FusedSGD(0.1, 0.9), ("momentum_buffer",), "int8", seed=3),
-    "adamw in int8": lambda: RoundingRule(FusedAdamW(0.01), ("exp_avg", "exp_avg_sq"), "int8", seed=3),
-    "adamw in bfloat16": lambda: RoundingRule(FusedAdamW(0.01), ("exp_avg", "exp_avg_sq"), "bfloat16", seed=3),
+    "sgd in int8": lambda: RoundingRule(FusedSGD(0.1, 0.9), "int8", seed=3),
+    "adamw in int8": lambda: RoundingRule(FusedAdamW(0.01), "int8", seed=3),
+    "adamw in bfloat16": lambda: RoundingRule(FusedAdamW(0.01), "bfloat16", seed=3),
 }
 
 

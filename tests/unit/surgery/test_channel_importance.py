@@ -9,7 +9,7 @@ from torch import nn
 
 from snugfit.errors import ModelError, UsageError
 from snugfit.lean import use_lean
-from snugfit.surgery import channel_importance, most_important, removed_share
+from snugfit.surgery import channel_importance, most_important
 
 
 def shares(*squares):
@@ -92,11 +92,6 @@ def test_the_most_important_are_kept(scores, data):
     gone = set(range(len(scores))) - set(kept)
     assert len(kept) == count and kept == sorted(set(kept))
     assert not gone or torch.tensor(scores)[kept].min() >= torch.tensor(scores)[sorted(gone)].max()
-
-
-def test_the_share_that_is_removed_falls_with_the_width():
-    loss = removed_share({"a": torch.tensor([1.0, 3.0, 2.0])})
-    assert [loss("a", w) for w in (1, 2, 3)] == pytest.approx([5 / 14, 1 / 14, 0])
 
 
 def test_what_cannot_be_measured_is_refused():

@@ -121,17 +121,15 @@ class Blockwise(BlockwiseSettings):
 
     def prepared(self, workload: Workload, chain: Chain) -> Blockwise:
         """The strategy with the costs of the local losses to choose from, and of the test of their exits."""
-        tested = tuple((loss, self._exit_costs(loss, workload, chain)) for loss in local_losses(self.local_loss))
+        tested = tuple(
+            (loss, exit_costs(Layout.of(chain, loss, workload.classes))) for loss in local_losses(self.local_loss)
+        )
         if not _is_open(self.local_loss):
             return replace(self, exit_costs=tested)
         stats = unit_stats(chain)
         macs, units = sum(unit.macs for unit in stats), unit_costs(chain, stats, _priced_batch(workload))
         costs = tuple(self._loss_cost(loss, macs, units, workload, chain) for loss in local_losses(self.local_loss))
         return replace(self, loss_costs=costs, exit_costs=tested)
-
-    @staticmethod
-    def _exit_costs(loss: str, workload: Workload, chain: Chain) -> tuple[LayerCost, ...]:
-        return exit_costs(Layout.of(chain, loss, workload.classes))
 
     def _loss_cost(
         self, loss: str, forward_macs: int, units: Sequence[UnitCost], workload: Workload, chain: Chain

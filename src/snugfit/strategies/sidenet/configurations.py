@@ -84,6 +84,27 @@ class SidenetSettings(SidenetOptions, MicroBatching):
         if self.scheme == "bias+head" and self.sample_wise == "on":
             raise UsageError("--sample-wise on: blocks whose biases train (--scheme bias+head) cannot run by sample.")
 
+    @staticmethod
+    def leaner(options: StrategyOptions) -> Iterator[dict[str, Any]]:
+        """The settings with the least memory for the options that the user left open; tried if nothing fits.
+
+        By expected loss: first frozen weights in int8 and large feature maps image by image; then also the narrowest
+        side network; then also fewer channels. Each yields one configuration, since a configuration that is not
+        measured leaves nothing in memory.
+        """
+        found: dict[str, Any] = {}
+        if options.weight_storage == "auto":
+            found["weight_storage"] = "int8"
+        if options.sample_wise == "auto" and options.scheme != "bias+head":
+            found["sample_wise"] = "on"
+        if options.scheme not in (None, "rep-net"):
+            yield from [found] if found else []
+            return
+        for width in (WIDTHS[0], WIDTHS[-1]) if options.side_width is None else (options.side_width,):
+            yield {**found, "side_width": width, **({"prune": "off"} if options.prune == "auto" else {})}
+        if options.prune == "auto":
+            yield {**found, "side_width": options.side_width or WIDTHS[-1], "prune": "on"}
+
     @property
     def candidates(self) -> tuple[Configuration, ...]:
         """The configurations that the options allow, by expected loss of accuracy.
@@ -105,26 +126,6 @@ class SidenetSettings(SidenetOptions, MicroBatching):
     def configuration(self) -> Configuration:
         """The configuration that ``propose`` filled in."""
         return self.candidates[0]
-
-
-def low_memory_settings(options: StrategyOptions) -> Iterator[dict[str, Any]]:
-    """The settings with the least memory for the options that the user left open, by expected loss.
-
-    First frozen weights in int8 and large feature maps image by image; then also the narrowest side network; then also
-    fewer channels. Each yields one configuration, since a configuration that is not measured leaves nothing in memory.
-    """
-    found: dict[str, Any] = {}
-    if options.weight_storage == "auto":
-        found["weight_storage"] = "int8"
-    if options.sample_wise == "auto" and options.scheme != "bias+head":
-        found["sample_wise"] = "on"
-    if options.scheme not in (None, "rep-net"):
-        yield from [found] if found else []
-        return
-    for width in (WIDTHS[0], WIDTHS[-1]) if options.side_width is None else (options.side_width,):
-        yield {**found, "side_width": width, **({"prune": "off"} if options.prune == "auto" else {})}
-    if options.prune == "auto":
-        yield {**found, "side_width": options.side_width or WIDTHS[-1], "prune": "on"}
 
 
 def _values(choice: str) -> tuple[bool, ...]:

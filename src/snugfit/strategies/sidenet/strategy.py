@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from typing import Any, cast
+from typing import cast
 
 from torch import fx
 
@@ -16,7 +16,6 @@ from snugfit._core.hardware import Hardware
 from snugfit._core.plan import Cost, Phase, Shortfall
 from snugfit._core.profile import ProbeLine, Profile
 from snugfit._core.record import Record
-from snugfit._core.request import StrategyOptions
 from snugfit._core.workload import Workload
 from snugfit._storage.tensor_file import save_model
 from snugfit._training.finalize import Outcome, evaluate_model, make_record
@@ -42,7 +41,6 @@ from snugfit.strategies.sidenet.configurations import (
     LowerBounds,
     SidenetSettings,
     Variant,
-    low_memory_settings,
 )
 from snugfit.strategies.sidenet.frozen import FrozenNetwork
 from snugfit.strategies.sidenet.network import make_trainer, restore_layers
@@ -70,11 +68,6 @@ LEFT_BY_RETRAINING = 4_000_000
 @dataclass(frozen=True)
 class Sidenet(SidenetSettings):
     """A frozen network with a small side network (Rep-Net), which keeps few feature maps for the backward pass."""
-
-    @staticmethod
-    def leaner(options: StrategyOptions) -> Iterator[dict[str, Any]]:
-        """Settings with less memory, for the options that the user left open; tried if nothing fits."""
-        return low_memory_settings(options)
 
     def validate(self, workload: Workload, chain: Chain, hardware: Hardware) -> list[str]:
         """Reasons why it cannot train this model: it is not divided into units, or no classifier trains.
