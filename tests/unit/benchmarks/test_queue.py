@@ -24,6 +24,9 @@ from benchmarks.queue.rungs import RUNGS, Row, Task, order, rungs_of
 from benchmarks.queue.runner import Place, Runner, best_epoch
 from queue_samples import DIGESTS, arm, done, rows_of
 
+from snugfit._core.known import check_foreign_options
+from snugfit._core.request import Request
+
 
 def test_every_arm_runs_short_before_any_runs_longer() -> None:
     tasks = order([arm("a"), arm("b", images=900, epochs=5)], {}, DIGESTS)
@@ -106,6 +109,12 @@ def test_the_real_arms_differ_and_start_with_short_runs() -> None:
     short = [task for task in tasks if task.rung == rungs_of(task.arm)[0]]
     assert tasks[: len(short)] == short and {task.arm for task in short} == set(arms)
     assert all(task.images * task.epochs <= 22_000 for task in short)
+
+
+def test_the_command_line_takes_the_settings_of_all_arms() -> None:
+    for each in all_arms():
+        if not each.is_peer:
+            check_foreign_options(Request.of(**each.implied | each.settings | each.longer))
 
 
 class FakeRun:
