@@ -73,7 +73,7 @@ def test_a_loss_is_tried_and_measured_in_every_plan() -> None:
     for _ in range(2):
         calls.clear()
         plan = snugfit.plan(network(), "digits", loss=counted, strategy="backprop", **SHORT)
-        assert calls[:3] == [4, 2, 2] and 20 in calls[3:]
+        assert calls[:3] == [18, 2, 2] and 20 in calls[3:]
     (trial,) = plan.compare(steps=1)
     assert trial.error is None
 

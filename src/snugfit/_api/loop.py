@@ -28,7 +28,7 @@ from snugfit._engine.loop_trainer import LoopNetwork, parts_of
 from snugfit._engine.packed_batches import SeveralInputs, as_tensor, inputs_of_batch, kind_of
 from snugfit._engine.process import baseline
 from snugfit._quantities import format_bytes
-from snugfit._training.losses import Loss, require_mean
+from snugfit._training.losses import Loss, require_mean_for
 from snugfit._training.run import TRIM_SECONDS
 from snugfit.errors import MEMORY_ERRORS, BudgetExceededError, ModelError, UsageError, is_out_of_memory
 from snugfit.memory import MemoryLimit, PeakMeter, make_meter, release_memory, trim_heap
@@ -360,7 +360,8 @@ def _planned(
     with limit.allow_address_space(META_PASS_BYTES):
         shape = cast("tuple[int, int, int]", tuple(batch[0].shape[1:]))
         chain = Chain.from_any_module(model, shape, inputs=inputs)
-        _require_mean(loss_function, chain, batch[1], limit.device)
+        weight = next(model.parameters())
+        require_mean_for(loss_function, chain.head.output_shape, batch[1], weight, _ignored_target(loss_function))
     network = LoopNetwork(model, chain, loss_function, optimizer_of(chosen.request()))
     workload = step_workload(network.model, shape, chosen.batch_size, network.optimizer, inputs)
     images, targets = (_resized(each, chosen.batch_size).to(limit.device) for each in batch)
@@ -403,15 +404,6 @@ def _require_example(example: Any) -> None:
 
 def _is_batch(given: object) -> bool:
     return given.dim() > 0 if isinstance(given, Tensor) else isinstance(given, (tuple, list, Mapping))
-
-
-def _require_mean(loss: Loss, chain: Chain, targets: Tensor, device: torch.device) -> None:
-    """Refuse a loss that is no mean over the batch, for outputs and targets (B, ...) like the network's."""
-    targets = torch.cat([targets[:4]] * 2)[:4].to(device)  # 2 or 4
-    generator = torch.Generator().manual_seed(0)
-    dtype = next(chain.to_module().parameters()).dtype
-    outputs = torch.randn(len(targets), *chain.head.output_shape, generator=generator, dtype=dtype).to(device)
-    require_mean(loss, outputs, targets)
 
 
 def _ignored_target(loss: Loss) -> int | None:

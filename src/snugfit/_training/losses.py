@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,12 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 Mixed images have probabilities (B, classes), and images with several labels a 0 or 1 for each class (B, classes).
 """
+_MOST_VALUES = 1 << 18
+"""Values of outputs by which a loss is tried on many images; with more, it is tried on four."""
+_TRIED = 18
+"""Images of which a loss is compared with the means of its parts."""
+_PARTS = (2, 3)
+"""Images of these parts. Parts of both sizes have equal weights only if all images have."""
 
 
 def focal_loss(logits: Tensor, labels: Tensor, gamma: float = 2.0) -> Tensor:
@@ -59,18 +66,58 @@ def check_loss(loss: Loss | None, workload: Workload, device: torch.device) -> N
     """
     if loss is None:
         return
-    generator = torch.Generator().manual_seed(0)
-    logits, labels = torch.randn(4, workload.classes, generator=generator), torch.arange(4) % workload.classes
-    several = workload.task == "multi-label"
-    if workload.mixed or several:
-        labels = F.one_hot(labels, workload.classes).float()
-    if workload.mixed:
-        labels = labels.lerp_(torch.tensor(1 / workload.classes), 0.5)
-    require_mean(loss, logits.to(device), labels.to(device))
+    for labels in _labels_of_all(workload.classes):
+        targets = labels
+        if workload.mixed or workload.task == "multi-label":
+            targets = F.one_hot(labels, workload.classes).float()
+        if workload.mixed:
+            targets.lerp_(torch.tensor(1 / workload.classes), 0.5)
+        require_mean(loss, _random((len(labels), workload.classes), device), targets.to(device))
+
+
+def require_mean_for(loss: Loss, shape: tuple[int, ...], targets: Tensor, like: Tensor, ignored: int | None) -> None:
+    """Refuse a loss that is not the mean over images, by an example's targets (B, ...) and by labels of all classes.
+
+    Args:
+        loss: from outputs (B, *shape), of the type and device of ``like`` (any shape), to the mean.
+        shape: of the network's output for one image.
+        targets: of the example; class labels if (B,) integers.
+        like: any tensor of the network.
+        ignored: the label that the loss leaves out, if any.
+
+    Raises:
+        UsageError: as :func:`require_mean`.
+    """
+    values = math.prod(shape)
+    count = 60 if 60 * values <= _MOST_VALUES else 4  # 60 are divisible into parts of both sizes
+    rows = torch.arange(count) % len(targets)
+    require_mean(loss, _random((count, *shape), like.device, like.dtype), targets[rows].to(like.device))
+    if len(shape) > 1 or targets.dim() > 1 or targets.is_floating_point():
+        return
+    for labels in _labels_of_all(values, ignored):
+        try:
+            wrong = _difference(loss, _random((len(labels), *shape), like.device, like.dtype), labels.to(like.device))
+        except UsageError:  # it takes no such labels: these are no classes
+            return
+        if wrong:
+            raise UsageError(wrong)
+
+
+def _labels_of_all(classes: int, without: int | None = None) -> Iterator[Tensor]:
+    """Labels (18,) of some classes, until all had their turn; the first class is always among them."""
+    every = torch.tensor([each for each in range(classes) if each != without])
+    for some in every.split(_TRIED - 1):
+        yield torch.cat((every[:1], some))[torch.arange(_TRIED) % (len(some) + 1)]
+
+
+def _random(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Outputs of any shape; their size grows with the image, so that means over many pixels of images differ, too."""
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    return values.mul_(torch.linspace(0.2, 2, len(values)).view(-1, *[1] * (len(shape) - 1))).to(device)
 
 
 def require_mean(loss: Loss, logits: Tensor, labels: Tensor) -> None:
-    """Refuse a loss that is not the mean over images, by outputs (B, ...) and targets (B, ...); B is even.
+    """Refuse a loss that is not the mean over images, by outputs (B, ...) and targets (B, ...); B is even, and above 2.
 
     Raises:
         UsageError: it fails, does not return a scalar with a gradient, is not the mean, or has parameters to train.
@@ -79,15 +126,25 @@ def require_mean(loss: Loss, logits: Tensor, labels: Tensor) -> None:
         raise UsageError(f"loss= is {loss!r}; pass a function of logits and labels.")
     if isinstance(loss, nn.Module) and any(each.requires_grad for each in loss.parameters()):
         raise UsageError("loss= has parameters, which would not be trained; make them part of the model.")
-    logits, half = logits.requires_grad_(), len(logits) // 2
-    whole = _value(loss, logits, labels)
-    halves = [_value(loss, logits[part], labels[part]) for part in (slice(half), slice(half, None))]
-    if abs(whole - sum(halves) / 2) > 1e-4 * max(abs(whole), 1e-4):
-        raise UsageError(
-            f"loss= is not the mean over the images of a batch: it is {whole:.4g} for {2 * half} images, and "
-            f"{halves[0]:.4g} and {halves[1]:.4g} for half of them each. Return the mean, because micro-batches are "
-            "weighted by their images; class_weights= of snugfit.plan weights classes."
-        )
+    if wrong := _difference(loss, logits, labels):
+        raise UsageError(wrong)
+
+
+def _difference(loss: Loss, logits: Tensor, labels: Tensor) -> str:
+    """How a loss of outputs (B, ...) and targets (B, ...) differs from the mean of its parts; empty if it does not."""
+    whole = _value(loss, logits.requires_grad_(), labels)
+    limit = max(1e-4, 4 * torch.finfo(logits.dtype).eps) * max(abs(whole), 1e-4)
+    for size in _PARTS:
+        for first in range(2) if len(logits) % size == 0 else ():
+            parts = torch.arange(len(logits), device=logits.device).roll(first).split(size)
+            mean = sum(_value(loss, logits[rows], labels[rows]) for rows in parts) / len(parts)
+            if abs(whole - mean) > limit:
+                return (
+                    f"loss= is not the mean over the images of a batch: it is {whole:.4g} for {len(logits)} images, "
+                    f"and {mean:.4g} on average for {size} of them each. Return the mean, because micro-batches are "
+                    "weighted by their images; class_weights= of snugfit.plan weights classes."
+                )
+    return ""
 
 
 def _value(loss: Loss, logits: Tensor, labels: Tensor) -> float:

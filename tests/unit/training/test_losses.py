@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 from training_samples import make_workload
 
-from snugfit._training.losses import binary_loss, check_loss, focal_loss
+from snugfit._training.losses import binary_loss, check_loss, focal_loss, require_mean_for
 from snugfit._training.task import task_of
 from snugfit.errors import UsageError
 
@@ -51,7 +51,7 @@ def test_the_focal_loss_of_mixed_targets_is_that_of_both_labels():
 def test_a_loss_must_take_the_targets_of_mixed_images():
     work = make_workload(classes=3, mixed=True)
     check_loss(nn.CrossEntropyLoss(), work, CPU)
-    with pytest.raises(UsageError, match=r"loss= failed for .* and probabilities of shape \(4, 3\)"):
+    with pytest.raises(UsageError, match=r"loss= failed for .* and probabilities of shape \(18, 3\)"):
         check_loss(lambda outputs, labels: outputs.gather(1, labels[:, None]).mean(), work, CPU)
 
 
@@ -80,7 +80,7 @@ def test_certain_labels_have_finite_losses_and_gradients(gamma):
 def test_a_loss_must_take_vectors_if_there_are_several_labels():
     work = make_workload(classes=3, task="multi-label")
     check_loss(nn.BCEWithLogitsLoss(pos_weight=torch.ones(3)), work, CPU)
-    with pytest.raises(UsageError, match=r"loss= failed for .* and probabilities of shape \(4, 3\)"):
+    with pytest.raises(UsageError, match=r"loss= failed for .* and probabilities of shape \(18, 3\)"):
         check_loss(lambda outputs, labels: outputs.gather(1, labels[:, None]).mean(), work, CPU)
 
 
@@ -118,12 +118,12 @@ class Learned(nn.Module):
             "is not the mean over .* class_weights= of snugfit.plan",
         ),
         ("focal", "is 'focal'; pass a function"),
-        (lambda outputs, labels: F.cross_entropy(outputs, labels, reduction="none"), "a tensor of shape \\(4,\\) for"),
+        (lambda outputs, labels: F.cross_entropy(outputs, labels, reduction="none"), "a tensor of shape \\(18,\\) for"),
         (lambda outputs, labels: F.cross_entropy(outputs, labels).item(), "returned float for logits of shape"),
         (lambda outputs, labels: F.cross_entropy(outputs, labels).detach(), "without a gradient"),
         (lambda outputs, labels: None, "returned NoneType"),
-        (lambda outputs: outputs.mean(), "failed for logits of shape \\(4, 3\\).*TypeError"),
-        (F.mse_loss, "failed for logits of shape \\(4, 3\\) and labels of shape \\(4,\\): RuntimeError"),
+        (lambda outputs: outputs.mean(), "failed for logits of shape \\(18, 3\\).*TypeError"),
+        (F.mse_loss, "failed for logits of shape \\(18, 3\\) and labels of shape \\(18,\\): RuntimeError"),
         (Learned(), "has parameters, which would not be trained"),
     ],
 )
@@ -131,3 +131,38 @@ class Learned(nn.Module):
 def test_what_is_no_mean_loss_is_refused(loss, said):
     with pytest.raises(UsageError, match=rf"(?s)loss= .*{said}"):
         check_loss(loss, make_workload(classes=3), CPU)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10, 40])
+def test_no_weight_of_a_class_is_overlooked(classes):
+    """Nor in labels of one class alone, as the first batch of sorted ones has."""
+    work, alone = make_workload(classes=classes), torch.zeros(8, dtype=torch.int64)
+    for odd in (0, 1, classes // 2, classes - 1):
+        loss = nn.CrossEntropyLoss(torch.ones(classes).index_fill_(0, torch.tensor(odd), 1.5))
+        with pytest.raises(UsageError, match="is not the mean over the images"):
+            check_loss(loss, work, CPU)
+        with pytest.raises(UsageError, match="is not the mean over the images"):
+            require_mean_for(loss, (classes,), alone, torch.zeros(()), None)
+
+
+def test_an_examples_targets_are_tried_whatever_they_are():
+    """Two classes whose labels begin 0, 1, 1, 0 have the same weights in both halves of four images, and in pairs."""
+    loss, labels = nn.CrossEntropyLoss(torch.tensor([1.0, 9.0])), torch.tensor([0, 1, 1, 0])
+    maps = labels[:, None, None].expand(4, 2, 2)
+    with pytest.raises(UsageError, match="is not the mean over the images"):
+        require_mean_for(loss, (2, 2, 2), maps, torch.zeros(()), None)
+    with pytest.raises(UsageError, match="is not the mean over the images"):
+        require_mean_for(loss, (2, 300, 300), labels[:, None, None].expand(4, 300, 300), torch.zeros(()), None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_means_of_any_targets_are_taken(dtype):
+    """A loss that leaves a label out, one of few labels that are no classes, and one of numbers."""
+    like = torch.zeros((), dtype=dtype)
+    labels = torch.tensor([0, 1, 2])
+    require_mean_for(F.cross_entropy, (3,), labels, like, -100)
+    require_mean_for(nn.CrossEntropyLoss(ignore_index=1), (3,), torch.tensor([0, 2]), like, 1)
+    require_mean_for(
+        lambda outputs, kinds: outputs[:, :2].gather(1, kinds[:, None]).mean(), (3,), labels[:2], like, None
+    )
+    require_mean_for(F.mse_loss, (3,), torch.zeros(5, 3, dtype=dtype), like, None)
