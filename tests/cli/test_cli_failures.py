@@ -122,6 +122,18 @@ def test_an_interruption_names_the_run_folder(snugfit, flags):
     assert outcome.err == "error: interrupted.\n`snugfit train --resume interrupted` continues the run.\n"
 
 
+def test_a_full_disk_names_the_run_that_goes_on_once_it_has_begun(snugfit, monkeypatch):
+    """What a run is resumed from is complete with its manifest; the fake worker writes none."""
+    full, hint = ("train", "--model", "disk", "--out", "run"), "\n`snugfit train --resume run` continues the run.\n"
+    assert not snugfit(*full).err.endswith(hint) and not child_process._is_resumable("run")
+    monkeypatch.setattr(child_process, "_is_resumable", lambda run_dir: run_dir == "run")
+    assert "cache.bin" in (outcome := snugfit(*full)).err and outcome.code == 6 and outcome.err.endswith(hint)
+    monkeypatch.undo()
+    Path("run").mkdir()
+    Path("run/manifest.json").touch()
+    assert child_process._is_resumable("run") and not child_process._is_resumable(None)
+
+
 def test_a_command_that_an_error_gives_can_be_copied(snugfit):
     outcome = snugfit("train", "--model", "sigkill", "--out", "my run", "--quiet")
     assert outcome.err.endswith("`snugfit train --resume 'my run'` continues the run.\n")

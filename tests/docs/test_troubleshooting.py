@@ -98,7 +98,7 @@ def test_divergence_reads_so():
     text = "\n".join(path.read_text() for path in (SOURCE / "_training").rglob("*.py"))
     for part in (
         "NaN or infinite",
-        "Lower --lr, or check the data for broken images; the last checkpoint is untouched.",
+        "Lower --lr in a new run, or check the data for broken images; what was saved is untouched.",
     ):
         assert part in message and part in re.sub(r'"\n\s+f?"', "", text)
 

@@ -290,7 +290,7 @@ def test_a_run_that_was_killed_before_it_began_is_started_again(made: Path, kept
         write_json_atomic(tmp_path / name, json.loads((made / "interrupted" / name).read_text()), manifest)
     if kept == 0:
         (tmp_path / "lock").touch()
-        with pytest.raises(CheckpointError, match=r"or incomplete: it has no manifest\.json.* start a new run"):
+        with pytest.raises(CheckpointError, match=r"no run has begun in .* Repeat the command of the run"):
             snugfit.resume(tmp_path)
         return require_run_folder(tmp_path)
     (tmp_path / f"{FIRST_FILES[kept]}.tmp").write_text("{")
@@ -326,10 +326,18 @@ def test_verify_names_each_file(finished: Path) -> None:
 
 
 def test_verify_of_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reasons = {tmp_path: ", or incomplete: it has no manifest.json", tmp_path / "none": ": it does not exist"}
-    for folder, reason in reasons.items():
-        assert command(["verify", str(folder)]) == 4
-        assert f"not a run folder{reason}" in capsys.readouterr().err
+    """A run whose disk was full at its start leaves its lock alone."""
+    for name, file in {"empty": "", "begun": "lock", "other": "notes.txt"}.items():
+        (tmp_path / name).mkdir()
+        if file:
+            (tmp_path / name / file).touch()
+    reasons = {
+        "empty": "no run has begun in", "begun": "no run has begun in", "none": "not a run folder: it does not exist",
+        "other": "not a run folder, or incomplete: it has no manifest.json",
+    }  # fmt: skip
+    for name, reason in reasons.items():
+        assert command(["verify", str(tmp_path / name)]) == 4
+        assert reason in capsys.readouterr().err
 
 
 def test_a_folder_in_another_place_is_as_good(finished: Path, tmp_path: Path) -> None:

@@ -17,7 +17,14 @@ from snugfit._cli.output import FailedError, unreported
 from snugfit._cli.worker_processes import ForkedChild, ForkServer, blocked_signals, start_worker
 from snugfit._core.forking import FORWARDED
 from snugfit._core.machine_memory import GROUPS, PROC, counts, memory_groups
-from snugfit.errors import BudgetExceededError, InterruptedRunError, SnugfitError, UnusableInputError, WorkerLostError
+from snugfit.errors import (
+    BudgetExceededError,
+    InterruptedRunError,
+    OutOfStorageError,
+    SnugfitError,
+    UnusableInputError,
+    WorkerLostError,
+)
 
 if TYPE_CHECKING:  # this module is part of the worker, which has no use for cyclopts
     from snugfit._cli.options import OutputOptions
@@ -68,6 +75,8 @@ def run_job(
     failed: SnugfitError
     if "error" in found:
         failed = FailedError.from_json(found["error"])
+        if failed.exit_code == OutOfStorageError.exit_code and _is_resumable(found["run_dir"]):
+            failed = FailedError(failed.kind, f"{failed}{resume_hint(found['run_dir'])}", failed.exit_code)
     else:
         now = memory_kills()
         of_memory = None if kills is None or now is None else now > kills
@@ -92,6 +101,10 @@ def resume_hint(run_dir: str | None) -> str:
 def is_finished(run_dir: str | None) -> bool:
     """Whether a run has written its record."""
     return run_dir is not None and (Path(run_dir) / "record.json").is_file()
+
+
+def _is_resumable(run_dir: str | None) -> bool:
+    return run_dir is not None and (Path(run_dir) / "manifest.json").is_file()
 
 
 @contextlib.contextmanager

@@ -33,8 +33,17 @@ def import_function(name: str, kind: type[SnugfitError]) -> Callable[..., Any]:
         except Exception as error:
             if is_out_of_memory(error):  # because of the budget, not of the module
                 raise
-            raise kind(f"cannot import {name}: {reason_of(error)}. Write it as package.module:function.") from error
+            raise kind(f"cannot import {name}: {reason_of(error)}. {_advice(module, attribute, error)}") from error
     return function
+
+
+def _advice(module: str, attribute: str, error: Exception) -> str:
+    """What to do where a function of a module cannot be imported."""
+    if module.endswith(".py"):
+        return f"Write {module.removesuffix('.py').replace('/', '.')}:{attribute}."
+    if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+        return "Run the command in the folder that holds the module, or put this folder on PYTHONPATH."
+    return "Write it as package.module:function."
 
 
 def call_function(

@@ -20,10 +20,12 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from snugfit._core.amounts import Sides, height_and_width
 from snugfit._core.own_cores import leave_own_core
-from snugfit._data.files import check_regular
+from snugfit._data.files import check_regular, walk
 from snugfit.errors import DataError, UsageError
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp"})
+NOT_READ = frozenset({".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".ppm", ".pgm"})
+"""Extensions of images that are refused; leaving them out would train on fewer images than there are."""
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 for _plugin in ("Jpeg", "Png", "WebP", "Gif", "Bmp"):  # now, and not when memory counts
     importlib.import_module(f"PIL.{_plugin}ImagePlugin")
@@ -74,6 +76,20 @@ def decode(path: Path, size: Sides, channels: int = 3, *, crop: bool = True) -> 
     return _guarded(path, lambda image: fitted(image, size, channels, crop=crop))
 
 
+def image_files(folder: Path, links: list[Path]) -> list[Path]:
+    """All images below a folder, as :func:`walk` lists them; one of a format that is not read is a ``DataError``."""
+    files = walk(folder, EXTENSIONS | NOT_READ, links)
+    for file in files:
+        _check_format(file)
+    return files
+
+
+def _check_format(path: Path) -> None:
+    if path.suffix.lower() in NOT_READ:
+        read = ", ".join(sorted(EXTENSIONS))
+        raise DataError(f"the image {path} is of a format that is not read. Convert it to one of {read}, or remove it.")
+
+
 def upright_size(path: Path) -> tuple[int, int]:
     """Width and height in pixels of an image as :func:`decode` sees it, without decoding it."""
 
@@ -107,6 +123,7 @@ def fitted(image: Image.Image, size: Sides, channels: int = 3, *, crop: bool = T
 
 def _guarded(path: Path, use: Callable[[Image.Image], T]) -> T:
     check_regular(path)
+    _check_format(path)
     advice = "Replace it (a run that has started needs the same number of images), or remove it."
     with reading(f"the image {path}", advice), _Bounded(io.FileIO(path)) as file:
         _check_file(file)

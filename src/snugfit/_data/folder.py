@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from snugfit._core.amounts import Sides, height_and_width
-from snugfit._data.decode import EXTENSIONS, Decoder, check_headers
+from snugfit._data.decode import EXTENSIONS, Decoder, check_headers, image_files
 from snugfit._data.decoded import DecodedFile, KeptPixels
-from snugfit._data.files import FileNames, below, check_disjoint, check_regular, lines, visible, walk
+from snugfit._data.files import FileNames, below, check_disjoint, check_regular, lines, visible
 from snugfit._data.sets import ImageSet, Parts
 from snugfit.errors import DataError
 
@@ -101,10 +101,11 @@ def _class_images(folder: Path, class_names: Sequence[str], decoder: Decoder, li
     files, counts = FileNames(), []
     for name in class_names:
         before = len(files)
-        for path in walk(folder / name, EXTENSIONS, links):
+        for path in image_files(folder / name, links):
             files.append(path)
         if len(files) == before:
-            raise DataError(f"the class folder {folder / name} holds no jpg, png, webp or bmp; fill or remove it.")
+            read = ", ".join(sorted(EXTENSIONS))
+            raise DataError(f"the class folder {folder / name} holds no images ({read}); fill or remove it.")
         counts.append(len(files) - before)
     if len(files) <= CHECKED_FILES:
         check_headers(files[index] for index in range(len(files)))

@@ -435,6 +435,8 @@ def _as_bytes(image: torch.Tensor, index: int, normalisation: Normalisation | No
         return image
     if not image.is_floating_point():
         raise DataError(f"image {index} is of {image.dtype}; images are uint8, or float in [0, 1].")
+    if not image.isfinite().all():
+        raise DataError(f"image {index} holds NaN or infinite values. Replace or remove it.")
     low, high = float(image.amin()), float(image.amax())
     plain = image if normalisation is None else normalisation.undone(image)
     if not _within(plain, 0 if normalisation is None else _ROUNDING):

@@ -18,8 +18,8 @@ from typing import Any
 from snugfit._core.paths import expanded
 from snugfit._core.yaml_text import read_yaml
 from snugfit._data.boxes import BoxChecks, BoxedData, BoxedImages, BoxTable, Row
-from snugfit._data.decode import EXTENSIONS, Decoder, check_headers
-from snugfit._data.files import LONGEST_NAME, FileNames, check_disjoint, check_regular, lines, walk
+from snugfit._data.decode import Decoder, check_headers, image_files
+from snugfit._data.files import LONGEST_NAME, FileNames, check_disjoint, check_regular, lines
 from snugfit._data.sets import MOST_CLASSES, check_class_count
 from snugfit.errors import DataError
 
@@ -89,7 +89,7 @@ class YoloFolder:
         return sorted(files)
 
     def _images_below(self, folder: Path) -> list[Path]:
-        return walk(folder, EXTENSIONS, self.links) if folder.is_dir() else []
+        return image_files(folder, self.links) if folder.is_dir() else []
 
 
 def read_boxes(path: Path, image_size: int, workers: int) -> BoxedData:

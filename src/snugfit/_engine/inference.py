@@ -21,7 +21,7 @@ from snugfit._core.record import PRECISIONS
 from snugfit._core.request import Request
 from snugfit._core.workload import TaskName
 from snugfit._data import ImageSet, Transform, image_folder
-from snugfit._data.decode import EXTENSIONS, Decoder, upright_size
+from snugfit._data.decode import EXTENSIONS, NOT_READ, Decoder, upright_size
 from snugfit._data.files import walk
 from snugfit._data.prepared import AsIs
 from snugfit._engine.loading import Architecture, ModuleOrFactory, load
@@ -244,7 +244,7 @@ def _image_paths(path: Path) -> list[Path]:
         return [path]
     if not path.exists():
         raise DataError(f"{path} does not exist; give an image, or a folder of images.")
-    paths = sorted(walk(path, EXTENSIONS, []))
+    paths = sorted(walk(path, EXTENSIONS | NOT_READ, []))
     if not paths:
         raise DataError(f"there are no images in {path} (looked for {', '.join(sorted(EXTENSIONS))}).")
     return paths

@@ -111,7 +111,10 @@ class Architecture:
             ModelError: the model was passed from Python and has no name to build it by.
         """
         if self.model == FROM_PYTHON:
-            raise ModelError("this run trained a module of your own; pass it again: snugfit.load(run, model=...).")
+            raise ModelError(
+                "this run trained a module of your own; pass it again, in Python, as model= of snugfit.load, evaluate, "
+                "predict or export."
+            )
         return build_on_meta(self.model, len(self.class_names), self.input_shape)
 
     def chain(self, model: ModuleOrFactory | None = None) -> Chain:

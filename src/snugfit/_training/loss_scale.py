@@ -69,7 +69,7 @@ class LossScale:
         if self.skips and self.value < LEAST_SCALE:
             raise DivergedError(
                 f"gradients are NaN or infinite although the loss is finite, at every loss scale down to {before:.2g}. "
-                "Lower --lr, or use --precision bfloat16; the last checkpoint is untouched."
+                "Lower --lr, or use --precision bfloat16, in a new run; what was saved is untouched."
             )
 
     def state(self) -> dict[str, Tensor]:

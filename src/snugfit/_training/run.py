@@ -350,7 +350,7 @@ class Run:
         wider = " --precision bfloat16 has a wider range." if self.workload.precision == "float16" else ""
         return DivergedError(
             f"{what} epoch {self.position.epoch + 1}, step {self.position.step + 1}. "
-            f"Lower --lr, or check the data for broken images; the last checkpoint is untouched.{wider}"
+            f"Lower --lr in a new run, or check the data for broken images; what was saved is untouched.{wider}"
         )
 
 

@@ -88,13 +88,15 @@ class MemorySampler:
         self._stopped = True
 
     def _run(self) -> None:
-        with quick_readings() as read:
-            while not self._stopped:
-                try:
-                    time.sleep(SAMPLE_SECONDS)
-                    self._sample(*read())
-                except MemoryError:
-                    continue  # where a limit is reached; contextlib.suppress would allocate before it suppresses
+        while not self._stopped:
+            try:
+                time.sleep(SAMPLE_SECONDS)
+                with quick_readings() as read:
+                    while not self._stopped:
+                        self._sample(*read())
+                        time.sleep(SAMPLE_SECONDS)
+            except MemoryError:
+                continue  # where a limit is reached; contextlib.suppress would allocate before it suppresses
 
     def _sample(self, resident: int, shared: int) -> None:
         with self._lock:

@@ -150,10 +150,17 @@ def test_file_that_is_no_image_is_named_at_once(write_folder, content):
         load_folder(root)
 
 
+def test_an_image_of_a_format_that_is_not_read_is_refused_and_not_left_out(write_folder):
+    root = write_folder()
+    Image.new("RGB", (4, 4)).save(root / "bees" / "scan.TIF", format="TIFF")
+    with pytest.raises(DataError, match=r"bees/scan.TIF is of a format that is not read. Convert it to one of .bmp, "):
+        load_folder(root)
+
+
 def test_empty_class_folder(write_folder):
     root = write_folder()
     (root / "wasps").mkdir()
-    with pytest.raises(DataError, match=r"wasps holds no jpg, png, webp or bmp"):
+    with pytest.raises(DataError, match=r"wasps holds no images \(\.bmp, \.gif, \.jpeg, \.jpg, \.png, \.webp\)"):
         load_folder(root)
 
 

@@ -100,7 +100,7 @@ def broken(index, item):
             (torch.full((3, 8, 8), -1.5), 0),
             r"image 3 holds values from -1\.5 to -1\.5, not 0 to 1\. Leave out",
         ),
-        ((torch.full((3, 8, 8), float("nan")), 0), r"image 3 holds values from nan to nan"),
+        ((torch.full((3, 8, 8), float("nan")), 0), r"image 3 holds NaN or infinite values. Replace or remove it"),
         ((torch.zeros(3, 8, 8, dtype=torch.int64), 0), r"image 3 is of torch\.int64; images are uint8, or float in"),
         (("photo", 0), r"image 3 is a str"),
         ((Image.new("L", (8, 8)), 0), r"image 3 has mode L"),

@@ -56,8 +56,15 @@ def test_own_callable_that_does_not_serve(own_module, function, message):
 
 
 def test_missing_module():
-    with pytest.raises(ModelError, match=r"cannot import nowhere_at_all:net.*ModuleNotFoundError"):
+    said = (
+        "cannot import nowhere_at_all:net: ModuleNotFoundError: .* Run the command in the folder that holds the module"
+    )
+    with pytest.raises(ModelError, match=said):
         build("nowhere_at_all:net", 6, 32)
+    with pytest.raises(
+        ModelError, match=r"cannot import nets/own.py:net: ModuleNotFoundError: .* Write nets\.own:net\.$"
+    ):
+        build("nets/own.py:net", 6, 32)
 
 
 @pytest.mark.parametrize("package", ["torchvision", "timm"])

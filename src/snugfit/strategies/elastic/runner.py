@@ -231,7 +231,7 @@ class _ElasticRun:
         if wrong is not None:
             raise DivergedError(
                 f"the update of {wrong} made the loss {scores[wrong]} at epoch {self.run.position.epoch + 1}. "
-                "Lower --lr, or check the data for broken images; the last checkpoint is untouched."
+                "Lower --lr in a new run, or check the data for broken images; what was saved is untouched."
             )
         return scores
 
