@@ -17,6 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torch.utils.data import Subset as TorchSubset
 
 from snugfit._core.amounts import Sides, height_and_width
+from snugfit._core.functions import attempt
 from snugfit._core.inputs import packed_shape
 from snugfit._core.keywords import DatasetKeywords, with_keywords
 from snugfit._core.options import from_keywords
@@ -366,11 +367,8 @@ def _are_those_of_items(listed: Any, dataset: Any, keys: tuple[str, ...]) -> boo
 
 
 def _sample(dataset: Any, index: int, keys: tuple[str, ...] = ()) -> tuple[Any, Any]:
-    """Image, or inputs of these keys, and label of an item."""
-    try:
-        item = dataset[index]
-    except OSError as error:
-        raise DataError(f"image {index} of the data set cannot be read: {error}. Replace or remove it.") from error
+    """Image, or inputs of these keys, and label of an item; an error of the data set's own code names the item."""
+    item = attempt(f"item {index} of the data set", lambda: dataset[index], DataError)
     if isinstance(item, Mapping):
         inputs = {key: _value(item, (key,), index) for key in keys}
         return inputs or _value(item, _IMAGES, index), _value(item, _LABELS, index)

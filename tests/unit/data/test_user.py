@@ -113,14 +113,15 @@ def test_bad_image_is_named(item, message):
         splits.train.images(np.arange(5))
 
 
-def test_unreadable_item_is_named():
+@pytest.mark.parametrize("error", [OSError("truncated"), ValueError("corrupt record"), IndexError("out of range")])
+def test_an_error_of_the_data_sets_own_code_names_the_item(error):
     class Failing(Listed):
         def __getitem__(self, index):
             if index == 4:
-                raise OSError("truncated")
+                raise error
             return super().__getitem__(index)
 
-    with pytest.raises(DataError, match="image 4 of the data set cannot be read: truncated"):
+    with pytest.raises(DataError, match=f"item 4 of the data set failed: {type(error).__name__}: {error}"):
         from_dataset(Failing(items()))
 
 
