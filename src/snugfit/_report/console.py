@@ -24,7 +24,9 @@ from snugfit._report.formatting import (
     kept_epoch,
     metric_of,
     metric_values,
+    peak_range,
     percent,
+    predicted_peak,
     share,
     shorten,
     size,
@@ -108,7 +110,8 @@ def phase_line(event: events.PhaseDone, predicted_seconds: float | None, budget:
     held = event.measured_peak_bytes <= event.predicted_peak_bytes
     line = Text.assemble(("done  ", "green" if held else "yellow"), (event.name, "bold"), "  peak ")
     line.append(against(event.measured_peak_bytes, budget))
-    line.append(f" (predicted {format_bytes(event.predicted_peak_bytes)})  {format_seconds(event.seconds)}")
+    predicted = peak_range(event.predicted_peak_bytes, event.predicted_kept_bytes)
+    line.append(f" (predicted {predicted})  {format_seconds(event.seconds)}")
     return line.append("" if predicted_seconds is None else f" (predicted {format_seconds(predicted_seconds)})")
 
 
@@ -120,7 +123,8 @@ def result_table(record: Record) -> RenderableType:
         limit = "memory_bytes" if key == "peak_bytes" else key
         used, budget = record.measured.get(key), record.budget.get(limit)
         style = "" if budget is None or used is None else "red" if used > budget else "green"
-        rows.append((name, size(record.predicted.get(key)), Text(size(used), style), size(budget)))
+        predicted = predicted_peak(record) if key == "peak_bytes" else size(record.predicted.get(key))
+        rows.append((name, predicted, Text(size(used), style), size(budget)))
     rows.append(("time", duration(record.predicted.get("seconds")), duration(record.measured.get("seconds")), NONE))
     if (step := step_time(record.intervals)) is not None:
         rows.append(_step_row(step, record.budget.get("time_ratio")))

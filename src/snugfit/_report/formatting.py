@@ -50,6 +50,23 @@ def kept_epoch(record: Record) -> str:
     return f"epoch {epoch} of {epochs}, {'best on validation images' if best else 'the last'}"
 
 
+def predicted_peak(record: Record) -> str:
+    """The predicted peak of a run, from what it needs to what freed memory that the heap keeps may add; or a dash."""
+    most = record.predicted.get("peak_bytes")
+    if most is None:
+        return NONE
+    kept = any(phase.predicted_kept_bytes for phase in record.phases)
+    least = max(phase.predicted_peak_bytes - phase.predicted_kept_bytes for phase in record.phases) if kept else most
+    return peak_range(int(most), int(most) - int(least))
+
+
+def peak_range(peak_bytes: int, kept_bytes: int) -> str:
+    """A predicted peak without and with kept memory: ``peak_range(90_000_000, 30_000_000) == "60.0 to 90.0 MB"``."""
+    least, most = format_bytes(peak_bytes - kept_bytes), format_bytes(peak_bytes)
+    number, _, unit = least.partition(" ")
+    return most if kept_bytes <= 0 else f"{number if most.endswith(f' {unit}') else least} to {most}"
+
+
 def shorten(name: str, most: int) -> str:
     """Leave out the middle of a long name."""
     if len(name) <= most:

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 from snugfit._core.record import PhaseRecord, Record
 from snugfit._quantities import format_bytes, format_seconds
 from snugfit._report import memory, picture_sections, results, selection
-from snugfit._report.formatting import NONE, duration, kept_epoch, metric_of, metric_values, percent, share, size
+from snugfit._report.formatting import (
+    NONE,
+    duration,
+    kept_epoch,
+    metric_of,
+    metric_values,
+    peak_range,
+    percent,
+    share,
+    size,
+)
 from snugfit._report.intervals import step_time
 from snugfit._report.markup import Macros, html, page
 from snugfit._report.metrics import MetricRow
@@ -22,7 +32,7 @@ _PHASE_COLUMNS: dict[str, Callable[[PhaseRecord], Any]] = {
     "batch": lambda p: p.batch_size or NONE,
     "epochs": lambda p: p.epochs or NONE,
     "steps": lambda p: p.steps or NONE,
-    "predicted peak": lambda p: format_bytes(p.predicted_peak_bytes),
+    "predicted peak": lambda p: peak_range(p.predicted_peak_bytes, p.predicted_kept_bytes),
     "measured peak": lambda p: format_bytes(p.measured_peak_bytes),
     "peak of tensors": lambda p: format_bytes(p.tensor_peak_bytes) if p.tensor_peak_bytes else NONE,
     "predicted time": lambda p: format_seconds(p.predicted_seconds),

@@ -144,12 +144,13 @@ class CacheProgress(Event):
 
 @dataclass(frozen=True)
 class PhaseDone(Event):
-    """A phase ended, with its prediction and its measurement."""
+    """A phase ended, with its prediction, of which so many bytes are kept memory, and its measurement."""
 
     name: str
     predicted_peak_bytes: int
     measured_peak_bytes: int
     seconds: float
+    predicted_kept_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -328,7 +328,8 @@ class Run:
                 delay_seconds=position.phase_delay_seconds,
             )
         )
-        self.emit(PhaseDone(phase.name, phase.peak_bytes, position.phase_peak_bytes, position.phase_seconds))
+        measured = position.phase_peak_bytes, position.phase_seconds
+        self.emit(PhaseDone(phase.name, phase.peak_bytes, *measured, phase.kept_bytes))
         position.phase += 1
         position.start_epoch(0)
         position.phase_seconds = position.phase_delay_seconds = 0.0

@@ -58,7 +58,7 @@ def run_events(steps: int = 4):
             yield EpochDone(phase.name, epoch, 2, 1.2, 0.5, 0.61 if epoch else None, 20.0)
         yield ExitMeasured(phase.name, f"features.{index}", index, 0.61, 12_340)
         yield CacheProgress(phase.name, 5, 10, 1000)
-        yield PhaseDone(phase.name, 93 * MB, 87_100_000, 61.0)
+        yield PhaseDone(phase.name, 93 * MB, 87_100_000, 61.0, 13 * MB)
     yield Notice("[red]the cache[/red] :smile: would not fit")
     yield TensorsSelected(0, fake_selections.elastic(Path("runs/1")).intervals[0], 158)
     yield RunDone(fake_runs.blockwise(Path("runs/1")))
@@ -85,7 +85,7 @@ def test_log_has_a_line_per_epoch_phase_and_exit():
     assert sum("  epoch " in line for line in lines) == 4
     assert sum("val 61.0 %" in line for line in lines if "  epoch " in line) == 2
     assert "exit 2 after features.1  val 61.0 %  12.3k parameters" in lines
-    assert "done  block 1/2 a  peak 87.1/100.0 MB (predicted 93.0 MB)  1m01s (predicted 1m00s)" in lines
+    assert "done  block 1/2 a  peak 87.1/100.0 MB (predicted 80.0 to 93.0 MB)  1m01s (predicted 1m00s)" in lines
     assert not any("  step " in line for line in lines), "steps are for the live bar"
 
 

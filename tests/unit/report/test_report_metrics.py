@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import fake_runs
 import pytest
 
 from snugfit._report import metrics
-from snugfit._report.formatting import count, percent, phase_label, shorten
+from snugfit._report.formatting import count, peak_range, percent, phase_label, predicted_peak, shorten
 from snugfit._report.metrics import COLUMNS, Curve, curves, read_metrics
 from snugfit.errors import CheckpointError
 
@@ -71,6 +72,17 @@ def test_words():
     assert phase_label("block 2/4 features.3") == "block 2/4"
     assert phase_label("block 2: features.3 to features.5") == "block 2"
     assert phase_label("exit selection") == "exit selection"
+    assert peak_range(90_000_000, 30_000_000) == "60.0 to 90.0 MB" and peak_range(90_000_000, 0) == "90.0 MB"
+    assert peak_range(1_200_000_000, 300_000_000) == "900.0 MB to 1.2 GB"
+
+
+def test_a_predicted_peak_goes_from_what_a_run_needs_to_what_it_may_keep():
+    record = fake_runs.blockwise(Path("runs/1"))
+    assert predicted_peak(record) == "98.6 MB"
+    first, *others = record.phases
+    widened = replace(first, predicted_peak_bytes=98_600_000, predicted_kept_bytes=60_000_000)
+    needed = max(phase.predicted_peak_bytes for phase in others)
+    assert predicted_peak(replace(record, phases=[widened, *others])) == peak_range(98_600_000, 98_600_000 - needed)
 
 
 @pytest.mark.parametrize("cell", ["x" * 200_000, '"' + "x,\n" * 100_000])
