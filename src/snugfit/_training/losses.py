@@ -22,6 +22,8 @@ _MOST_VALUES = 1 << 18
 """Values of outputs by which a loss is tried on many images; with more, it is tried on four."""
 _TRIED = 18
 """Images of which a loss is compared with the means of its parts."""
+_MOST_CLASSES = 1000
+"""Classes of which a loss is tried on labels."""
 _PARTS = (2, 3)
 """Images of these parts. Parts of both sizes have equal weights only if all images have."""
 
@@ -104,8 +106,12 @@ def require_mean_for(loss: Loss, shape: tuple[int, ...], targets: Tensor, like: 
 
 
 def _labels_of_all(classes: int, without: int | None = None) -> Iterator[Tensor]:
-    """Labels (18,) of some classes, until all had their turn; the first class is always among them."""
+    """Labels (18,) of some classes, until all had their turn; the first class is always among them.
+
+    With 2,000 classes or more only every second, third ... class is tried, because all of 21,000 would take seconds.
+    """
     every = torch.tensor([each for each in range(classes) if each != without])
+    every = every[:: max(len(every) // _MOST_CLASSES, 1)]
     for some in every.split(_TRIED - 1):
         yield torch.cat((every[:1], some))[torch.arange(_TRIED) % (len(some) + 1)]
 
