@@ -7,14 +7,15 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._chain import Chain
+from snugfit._chain.random_numbers import random_numbers_kept
 from snugfit._core.amounts import parse_bytes
 from snugfit._core.keywords import LoopKeywords, with_keywords
 from snugfit._core.options import Checked, Count, Size, from_keywords
@@ -28,6 +29,7 @@ from snugfit._engine.loop_trainer import LoopNetwork, parts_of
 from snugfit._engine.packed_batches import SeveralInputs, as_tensor, inputs_of_batch, kind_of
 from snugfit._engine.process import baseline
 from snugfit._quantities import format_bytes
+from snugfit._training.ignored_targets import IgnoredTargets, ignored_target
 from snugfit._training.losses import Loss, require_mean_for
 from snugfit._training.run import TRIM_SECONDS
 from snugfit.errors import MEMORY_ERRORS, BudgetExceededError, ModelError, UsageError, is_out_of_memory
@@ -141,7 +143,8 @@ class FitStep:
         self._first_lr = self._lr = network.optimizer.lr
         self._kinds = [kind_of(each)[0] for each in example]
         self._inputs = network.chain.inputs
-        self._ignored = _ignored_target(network.loss)
+        self._modules = list(network.model.modules())
+        self._ignored = IgnoredTargets(network.loss, network.chain.head.output_shape, next(network.model.parameters()))
         self._known = {*part_sizes(plan.batch_size, plan.micro_batches)}
         self._steps = self._measured = 0
         self._closed = False
@@ -180,7 +183,7 @@ class FitStep:
 
     def _step(self, images: Tensor | SeveralInputs, targets: Tensor) -> Tensor:
         self._tick()
-        sizes = part_sizes(len(targets), -(-len(targets) // self.plan.micro_batch))
+        sizes = self._part_sizes(len(targets))
         new = not self._known.issuperset(sizes)
         loss = None
         try:
@@ -203,6 +206,14 @@ class FitStep:
         self._measured = max(self._measured, self._meter.mark())
         return loss
 
+    def _part_sizes(self, count: int) -> tuple[int, ...]:
+        """Sizes of the micro-batches of so many images: a norm cannot take one alone of an odd number, so three."""
+        sizes = part_sizes(count, -(-count // self.plan.micro_batch))
+        alone = sizes[-1] == 1 < min(count, self.plan.micro_batch)
+        if alone and any(isinstance(each, _BatchNorm) and each.training for each in self._modules):
+            return part_sizes(count, count // 2)
+        return sizes
+
     def _check(self, images: Tensor | SeveralInputs, targets: Tensor) -> None:
         if self._closed:
             raise UsageError(
@@ -221,9 +232,10 @@ class FitStep:
             )
         if not 0 < count <= self.plan.batch_size:
             raise UsageError(f"a step got {count} images, and the plan is for 1 to batch_size={self.plan.batch_size}.")
-        if self._ignored is not None and count > self.plan.micro_batch and bool((targets == self._ignored).any()):
+        ignored = self._ignored.among(targets) if count > self.plan.micro_batch else None
+        if ignored is not None:
             raise UsageError(
-                f"a step got targets of {self._ignored}, which the loss ignores, and divides its images into "
+                f"a step got targets of {ignored}, which the loss ignores, and divides its images into "
                 f"micro-batches of {self.plan.micro_batch}, whose means would not be that of the batch. Leave these "
                 "images out, use a larger memory=, or smaller batches."
             )
@@ -357,15 +369,16 @@ def _planned(
     """Measure steps within a limit that is in force; the example has images (B, C, H, W) and targets (B, ...)."""
     inputs = () if isinstance(example[0], Tensor) else inputs_of_batch(example[0])[0]
     batch = as_tensor(example[0], inputs), example[1]
-    with limit.allow_address_space(META_PASS_BYTES):
+    with random_numbers_kept(), limit.allow_address_space(META_PASS_BYTES):
         shape = cast("tuple[int, int, int]", tuple(batch[0].shape[1:]))
         chain = Chain.from_any_module(model, shape, inputs=inputs)
         weight = next(model.parameters())
-        require_mean_for(loss_function, chain.head.output_shape, batch[1], weight, _ignored_target(loss_function))
+        require_mean_for(loss_function, chain.head.output_shape, batch[1], weight, ignored_target(loss_function))
     network = LoopNetwork(model, chain, loss_function, optimizer_of(chosen.request()))
     workload = step_workload(network.model, shape, chosen.batch_size, network.optimizer, inputs)
     images, targets = (_resized(each, chosen.batch_size).to(limit.device) for each in batch)
-    plan = LoopPlanner(network, workload, (images, targets), limit, meter).plan()
+    with random_numbers_kept():
+        plan = LoopPlanner(network, workload, (images, targets), limit, meter).plan()
     return FitStep(network, plan.with_kept_memory(limit, chosen.keep_freed), limit, meter, example)
 
 
@@ -374,6 +387,11 @@ def _device_to_train_on(model: Any) -> torch.device:
     if not isinstance(model, nn.Module):
         raise UsageError(f"model is {model!r}; pass a module.")
     device = module_device(model)
+    if device.type == "cpu" and any(each.dtype == torch.float16 for each in model.parameters()):
+        raise UsageError(
+            "weights in float16 learn next to nothing by torch's fused SGD on a processor; use bfloat16, or float32 "
+            "with autocast."
+        )
     if not any(each.requires_grad for each in model.parameters()):
         raise ModelError(f"no parameter of {type(model).__name__} requires a gradient: there is nothing to train.")
     return device
@@ -404,15 +422,6 @@ def _require_example(example: Any) -> None:
 
 def _is_batch(given: object) -> bool:
     return given.dim() > 0 if isinstance(given, Tensor) else isinstance(given, (tuple, list, Mapping))
-
-
-def _ignored_target(loss: Loss) -> int | None:
-    """The target that a loss leaves out of its mean, as far as this can be seen; None without one."""
-    given = loss.keywords if isinstance(loss, partial) else {}
-    function = loss.func if isinstance(loss, partial) else loss
-    usual = -100 if function in (nn.functional.cross_entropy, nn.functional.nll_loss) else None
-    found: int | None = given.get("ignore_index", getattr(function, "ignore_index", usual))
-    return found
 
 
 def _resized(tensor: Tensor, count: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any, cast
@@ -17,7 +18,13 @@ from snugfit._chain.cuts import NodeSpan, cut
 from snugfit._chain.hooks import bypassed_hooks, require_kept_hooks, require_kept_weights
 from snugfit._chain.initialise import parameter_owners, share_parameter_dicts
 from snugfit._chain.inputs import taking_one_tensor
-from snugfit._chain.propagation import changed_buffers, needs_values, node_shapes, read_batch_size_locally
+from snugfit._chain.propagation import (
+    changed_buffers,
+    needs_values,
+    node_shapes,
+    read_batch_size_locally,
+    reason_against_second_pass,
+)
 from snugfit._chain.subgraph import copy_nodes
 from snugfit._chain.tracing import IndivisibleError, Traced, assemble, attributes_of, own_buffers, trace
 from snugfit._chain.unit import Unit, make_unit, run_failure
@@ -122,7 +129,7 @@ class Chain:
             raise IndivisibleError(
                 f"{kind} changes the buffer '{lost[0]}' in its forward pass, which no traced chain can follow"
             )
-        read_batch_size_locally(traced.graph, traced.shapes)
+        read_batch_size_locally(traced.graph, traced.shapes, partial(node_shapes, graph, input_shape))
         stretches = cut(traced, model)
         if not stretches:
             raise IndivisibleError(f"{kind} has no convolution or linear layer: nothing to train in units", ".")
@@ -194,6 +201,8 @@ class Chain:
         for unit in self.all_units if recomputed else ():
             if changed := changed_buffers(unit.module, unit.input_shape):
                 reasons.append(f"the buffer '{changed[0]}' would change twice in a step; use backprop")
+            elif reason := reason_against_second_pass(unit.module, unit.input_shape):
+                reasons.append(f"{unit.name} {reason}, which would differ when it runs again; use backprop")
         return reasons
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

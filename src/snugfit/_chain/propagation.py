@@ -14,6 +14,9 @@ from torch import fx, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from snugfit._chain.python_state import python_state, random_state
+from snugfit._chain.random_numbers import random_numbers_kept
+from snugfit._chain.tracing import is_torch_class
 from snugfit._meta_device import CachedOperators
 
 BATCH = 2
@@ -28,16 +31,17 @@ def run_on_meta(
     input_shape: tuple[int, ...],
     training: bool,
     function: Callable[[torch.Tensor], Any] | None = None,
+    batch: int = BATCH,
 ) -> tuple[Any, bool]:
     """Run a module, or a function that uses it, on a synthetic batch, without allocating or changing anything.
 
     Meta tensors replace parameters and buffers during the call. The batch has shape (B, *input_shape) and the first
     parameter's dtype. Returns the output, and whether the input was modified in place.
     """
-    images = torch.empty((BATCH, *input_shape), dtype=_dtype(module), device="meta")
+    images = torch.empty((batch, *input_shape), dtype=_dtype(module), device="meta")
     tensors = chain(module.named_parameters(), module.named_buffers())
     stand_ins = {f"module.{name}": torch.empty_like(tensor, device="meta") for name, tensor in tensors}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), in_mode(module, training), CachedOperators():
+    with torch.no_grad(), random_numbers_kept(), in_mode(module, training), CachedOperators():
         output = functional_call(Call(module, function or module), stand_ins, (images,))
     return output, images._version > 0
 
@@ -68,6 +72,30 @@ def changed_buffers(module: nn.Module, input_shape: tuple[int, ...]) -> list[str
     return found
 
 
+def reason_against_second_pass(module: nn.Module, input_shape: tuple[int, ...]) -> str:
+    """Why a module with layers of the user's own may not run twice in a step; empty if it may, or needs values."""
+    if all(is_torch_class(layer) or isinstance(layer, fx.GraphModule) for layer in module.modules()):
+        return ""
+    found: list[str] = []
+
+    def run(images: torch.Tensor) -> None:
+        """Run images (B, *input_shape) twice, because attributes may be set in the first pass alone."""
+        module(images)
+        random, attributes = random_state(), python_state(module)
+        module(images)
+        if random_state() != random:
+            found.append("draws random numbers of Python or numpy")
+        elif python_state(module) != attributes:
+            found.append("changes its attributes")
+
+    try:
+        run_on_meta(module, input_shape, True, run)
+    except Exception as error:
+        if not needs_values(error):
+            raise
+    return "".join(found)
+
+
 def needs_values(error: Exception) -> bool:
     """Whether a pass failed because tensors on the meta device have no values, or met tensors that are elsewhere."""
     return "meta" in str(error).lower()
@@ -79,10 +107,10 @@ def run_for_real(module: nn.Module, input_shape: tuple[int, ...], training: bool
     Buffers are copied. Tensors on the meta device get memory on the processor, and small random values. oneDNN is left
     out, because it generates kernels, which a memory limit must allow for.
     """
-    stand_ins = {f"module.{name}": _real(tensor) for name, tensor in module.named_parameters()}
-    stand_ins |= {f"module.{name}": _real(tensor).clone() for name, tensor in module.named_buffers()}
-    device = next(iter(stand_ins.values())).device
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), in_mode(module, training), without_onednn():
+    with torch.no_grad(), random_numbers_kept(), in_mode(module, training), without_onednn():
+        stand_ins = {f"module.{name}": _real(tensor) for name, tensor in module.named_parameters()}
+        stand_ins |= {f"module.{name}": _real(tensor).clone() for name, tensor in module.named_buffers()}
+        device = next(iter(stand_ins.values())).device
         images = torch.randn((BATCH, *input_shape), dtype=_dtype(module), device=device)
         return functional_call(Call(module, module), stand_ins, (images,))
 
@@ -108,10 +136,10 @@ def _dtype(module: nn.Module) -> torch.dtype | None:
     return next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), None)
 
 
-def node_shapes(module: fx.GraphModule, input_shape: tuple[int, ...]) -> Shapes:
+def node_shapes(module: fx.GraphModule, input_shape: tuple[int, ...], batch: int = BATCH) -> Shapes:
     """Shapes of all values in a graph, in evaluation mode."""
     interpreter = _ShapeInterpreter(module)
-    run_on_meta(module, input_shape, False, interpreter.run)
+    run_on_meta(module, input_shape, False, interpreter.run, batch)
     return interpreter.shapes
 
 
@@ -150,14 +178,19 @@ def in_mode(module: nn.Module, training: bool = False) -> Iterator[None]:
             part.training = mode
 
 
-def read_batch_size_locally(graph: fx.Graph, shapes: Shapes) -> None:
-    """Let every user of ``x.size(0)`` or ``x.shape[0]`` read the size of its own input instead; in place."""
-    for node in list(graph.nodes):
-        if not _is_batch_size(node):
-            continue
+def read_batch_size_locally(graph: fx.Graph, shapes: Shapes, of_larger_batch: Callable[[int], Shapes]) -> None:
+    """Let every user of ``x.size(0)`` or ``x.shape[0]`` read the size of its own input instead; in place.
+
+    An input has a batch axis first if it grows with the batch: the last argument gives shapes at another one.
+    """
+    readers = [node for node in graph.nodes if _is_batch_size(node)]
+    larger = of_larger_batch(BATCH + 1) if readers else {}
+    for node in readers:
         for user in list(node.users):
             tensor = user.args[0] if user.args else None
-            if not isinstance(tensor, fx.Node) or (shapes.get(tensor) or ())[:1] != (BATCH,):
+            if not isinstance(tensor, fx.Node) or (larger.get(tensor) or ())[:1] != (BATCH + 1,):
+                continue
+            if (shapes.get(tensor) or ())[:1] != (BATCH,):
                 continue
             with graph.inserting_before(user):
                 size = graph.call_method("size", (tensor, 0))

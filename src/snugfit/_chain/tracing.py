@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import random
-import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -20,6 +18,7 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from snugfit._chain.inputs import pack_inputs
+from snugfit._chain.random_numbers import random_numbers_kept
 from snugfit._core.inputs import Input
 from snugfit.errors import ModelError, first_line, is_out_of_memory
 
@@ -108,8 +107,8 @@ def _graph_of(model: nn.Module, defaults: dict[str, Any], *, with_buffers: bool)
     while True:
         seen: set[str] = set()
         error: Exception | None = None
-        with _watched_training(model, seen), _watched_autocast() as autocasts, _random_numbers_kept() as drew:
-            before = set(model.__dict__)
+        with _watched_training(model, seen), _watched_autocast() as autocasts, random_numbers_kept() as drew:
+            kept = [(module, dict(vars(module))) for module in model.modules()]
             try:
                 graph = _Tracer(whole, with_buffers, parameters).trace(model, concrete_args=defaults)
                 seen |= _flags_in_arguments(graph)
@@ -117,7 +116,8 @@ def _graph_of(model: nn.Module, defaults: dict[str, Any], *, with_buffers: bool)
                 if is_out_of_memory(raised):
                     raise
                 error = raised
-            constants = {key: model.__dict__.pop(key) for key in set(model.__dict__) - before}
+            constants = {key: value for key, value in vars(model).items() if key not in kept[0][1]}
+            _restore(kept)
         if "" in seen:
             raise IndivisibleError(
                 f"{type(model).__name__}.forward takes another path in training mode, which no traced chain can follow"
@@ -251,30 +251,12 @@ def _watched_autocast() -> Iterator[list[object]]:
         torch.autocast.__enter__ = enter  # type: ignore[method-assign]
 
 
-@contextlib.contextmanager
-def _random_numbers_kept() -> Iterator[Callable[[], bool]]:
-    """Undo what is drawn of torch's, Python's and numpy's global generators on the processor in the context.
-
-    Gives a function that then says whether anything was.
-    """
-    numpy = sys.modules.get("numpy.random")
-    python, of_torch = random.getstate(), torch.get_rng_state()
-    of_numpy = numpy.get_state(legacy=False) if numpy else None
-    drawn: list[bool] = []
-    try:
-        yield lambda: any(drawn)
-    finally:
-        drawn += [random.getstate() != python, not torch.equal(torch.get_rng_state(), of_torch)]
-        random.setstate(python)
-        torch.set_rng_state(of_torch)
-        if numpy:
-            drawn.append(_as_text(numpy.get_state(legacy=False)) != _as_text(of_numpy))
-            numpy.set_state(of_numpy)
-
-
-def _as_text(state: Any) -> str:
-    """A state of numpy's generator, with the whole array of its numbers."""
-    return repr({key: value.tolist() if hasattr(value, "tolist") else value for key, value in state["state"].items()})
+def _restore(kept: Iterable[tuple[nn.Module, dict[str, Any]]]) -> None:
+    """Give modules back their attributes, in whose place a forward pass may have stored values of the trace."""
+    for module, attributes in kept:
+        for key in vars(module).keys() - attributes.keys():
+            del vars(module)[key]
+        vars(module).update(attributes)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,33 +59,68 @@ class LoopTrainer:
 
     def __init__(self, network: LoopNetwork, chain: Chain, schedule: AnySchedule, *, holds: bool) -> None:
         self.modules, self.holds = [unit.module for unit in chain.all_units], holds
-        self._model, self._loss = network.model, network.loss
+        self._loss = network.loss
         self._forward = recomputing_forward(self.modules, schedule)
-        known = set(network.model.modules())
-        self._others = [part for unit in self.modules for part in unit.modules() if part not in known]
+        self._others = list(_in_place_of(self.modules, network.model))
         self.optimizers = ParameterOptimizers(network.model.named_parameters(), network.optimizer)
+        self._names = {id(parameter): name for name, parameter in self.optimizers.parameters.items()}
         if not holds:
             self.optimizers.apply_in_backward()
+            self.optimizers.pause()
 
     def step(self, parts: Sequence[Part]) -> Tensor:
         """Update the weights by the mean loss of a batch in parts, one after the other; returns it, a scalar.
 
-        If it is refused memory, gradients are freed.
+        Gradients of the caller's own backward passes are freed before. If it is refused memory, all are.
         """
-        for layer in self._others:  # functional dropouts, which tracing has made layers of
-            layer.training = self._model.training
+        for layer, original in self._others:
+            layer.training = original.training
+        self.optimizers.zero_grad()
         count, total = sum(len(images) for images, _ in parts), torch.zeros((), device=parts[0][0].device)
         try:
             for images, targets in parts:
-                loss = self._loss(self._forward(images), targets) * (len(images) / count)
+                outputs = self._forward(images)
+                loss = self._loss(outputs, targets) * (len(images) / count)
+                if not self.holds:
+                    self.optimizers.resume(without=self._read_by(loss, outputs))
+                del outputs
                 loss.backward()
                 total = total + loss.detach()
-            if self.holds:
-                self.optimizers.step()
+            self.optimizers.pause()
+            self.optimizers.step()  # what is held, and what the loss reads itself
         except BaseException:
+            self.optimizers.pause()
             self.optimizers.zero_grad()
             raise
         return total
+
+    def _read_by(self, loss: Tensor, outputs: Tensor) -> set[str]:
+        """Parameters that a loss, a scalar, reads besides the outputs (B, ...), as a penalty on weights does.
+
+        Where units run again, such a one gets gradients in several backward passes.
+        """
+        met, waiting, found = {outputs.grad_fn}, [loss.grad_fn], set[str]()
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in met:
+                continue
+            met.add(node)
+            found.add(self._names.get(id(getattr(node, "variable", None)), ""))
+            waiting.extend(following for following, _ in node.next_functions)
+        return found
+
+
+def _in_place_of(units: Iterable[nn.Module], model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Layers of units that are not the model's own, with the module of the model whose mode they take.
+
+    That is the layer of this name, of which it is a copy; or the owner of a functional dropout, which tracing has made
+    a layer of.
+    """
+    known, originals = set(model.modules()), dict(model.named_modules())
+    for unit in units:
+        for name, layer in unit.named_modules():
+            if layer not in known:
+                yield layer, originals.get(name) or originals.get(name.rpartition(".")[0], model)
 
 
 class TrialSteps:

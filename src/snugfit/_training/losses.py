@@ -74,7 +74,7 @@ def check_loss(loss: Loss | None, workload: Workload, device: torch.device) -> N
             targets = F.one_hot(labels, workload.classes).float()
         if workload.mixed:
             targets.lerp_(torch.tensor(1 / workload.classes), 0.5)
-        require_mean(loss, _random((len(labels), workload.classes), device), targets.to(device))
+        require_mean(loss, random_outputs((len(labels), workload.classes), device), targets.to(device))
 
 
 def require_mean_for(loss: Loss, shape: tuple[int, ...], targets: Tensor, like: Tensor, ignored: int | None) -> None:
@@ -93,12 +93,14 @@ def require_mean_for(loss: Loss, shape: tuple[int, ...], targets: Tensor, like: 
     values = math.prod(shape)
     count = 60 if 60 * values <= _MOST_VALUES else 4  # 60 are divisible into parts of both sizes
     rows = torch.arange(count) % len(targets)
-    require_mean(loss, _random((count, *shape), like.device, like.dtype), targets[rows].to(like.device))
+    require_mean(loss, random_outputs((count, *shape), like.device, like.dtype), targets[rows].to(like.device))
     if len(shape) > 1 or targets.dim() > 1 or targets.is_floating_point():
         return
     for labels in _labels_of_all(values, ignored):
         try:
-            wrong = _difference(loss, _random((len(labels), *shape), like.device, like.dtype), labels.to(like.device))
+            wrong = difference_from_mean(
+                loss, random_outputs((len(labels), *shape), like.device, like.dtype), labels.to(like.device)
+            )
         except UsageError:  # it takes no such labels: these are no classes
             return
         if wrong:
@@ -116,7 +118,7 @@ def _labels_of_all(classes: int, without: int | None = None) -> Iterator[Tensor]
         yield torch.cat((every[:1], some))[torch.arange(_TRIED) % (len(some) + 1)]
 
 
-def _random(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+def random_outputs(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
     """Outputs of any shape; their size grows with the image, so that means over many pixels of images differ, too."""
     values = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
     return values.mul_(torch.linspace(0.2, 2, len(values)).view(-1, *[1] * (len(shape) - 1))).to(device)
@@ -132,11 +134,11 @@ def require_mean(loss: Loss, logits: Tensor, labels: Tensor) -> None:
         raise UsageError(f"loss= is {loss!r}; pass a function of logits and labels.")
     if isinstance(loss, nn.Module) and any(each.requires_grad for each in loss.parameters()):
         raise UsageError("loss= has parameters, which would not be trained; make them part of the model.")
-    if wrong := _difference(loss, logits, labels):
+    if wrong := difference_from_mean(loss, logits, labels):
         raise UsageError(wrong)
 
 
-def _difference(loss: Loss, logits: Tensor, labels: Tensor) -> str:
+def difference_from_mean(loss: Loss, logits: Tensor, labels: Tensor) -> str:
     """How a loss of outputs (B, ...) and targets (B, ...) differs from the mean of its parts; empty if it does not."""
     whole = _value(loss, logits.requires_grad_(), labels)
     limit = max(1e-4, 4 * torch.finfo(logits.dtype).eps) * max(abs(whole), 1e-4)
@@ -144,7 +146,7 @@ def _difference(loss: Loss, logits: Tensor, labels: Tensor) -> str:
         for first in range(2) if len(logits) % size == 0 else ():
             parts = torch.arange(len(logits), device=logits.device).roll(first).split(size)
             mean = sum(_value(loss, logits[rows], labels[rows]) for rows in parts) / len(parts)
-            if abs(whole - mean) > limit:
+            if math.isfinite(whole) and not abs(whole - mean) <= limit:
                 return (
                     f"loss= is not the mean over the images of a batch: it is {whole:.4g} for {len(logits)} images, "
                     f"and {mean:.4g} on average for {size} of them each. Return the mean, because micro-batches are "

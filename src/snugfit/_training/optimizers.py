@@ -172,6 +172,7 @@ class ParameterOptimizers:
         self._handles, self._places = list[RemovableHandle](), list[RemovableHandle]()
         self._lr_scales: Mapping[str, float] = {}
         self._in_parts = set[str]()
+        self._left_alone: Container[str] | None = ()
 
     def apply_in_backward(self) -> list[RemovableHandle]:
         """Step and free each gradient as soon as backward has accumulated it; returns the hooks' handles.
@@ -185,6 +186,14 @@ class ParameterOptimizers:
                 hook = parameter.register_post_accumulate_grad_hook(lambda _, name=name: _apply_through(own, name))
                 self._handles.append(hook)
         return self._handles
+
+    def pause(self) -> None:
+        """Let backward passes leave their gradients, until :meth:`resume`."""
+        self._left_alone = None
+
+    def resume(self, without: Container[str] = ()) -> None:
+        """Let backward passes apply gradients again, but for those of some parameters, for :meth:`step`."""
+        self._left_alone = without
 
     def hold(self) -> None:
         """Prepare gradients that accumulate over several backward passes; it must come before the first of them."""
@@ -362,5 +371,5 @@ class _ThroughRule:
 
 def _apply_through(reference: weakref.ref[ParameterOptimizers], name: str) -> None:
     optimizers = reference()
-    if optimizers is not None:
+    if optimizers is not None and optimizers._left_alone is not None and name not in optimizers._left_alone:
         optimizers._apply(name)

@@ -180,6 +180,7 @@ def test_a_network_that_cannot_be_divided_is_trained_as_a_whole():
         ({"example": (torch.zeros(4, 2, 8, 8), torch.zeros(4))}, ModelError, "does not run"),
         ({"loss_function": lambda outputs, targets: outputs.sum()}, UsageError, "not the mean over the images"),
         ({"model": nn.Flatten()}, ModelError, "no parameters"),
+        ({"model": small(dtype=torch.float16)}, UsageError, "weights in float16 learn next to nothing"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else str(value)[:30],
 )

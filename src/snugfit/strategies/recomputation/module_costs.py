@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-import random
 import re
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -21,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from snugfit._chain import Chain, bypassed_hooks, needs_values, without_onednn
+from snugfit._chain.python_state import python_state, random_state
 from snugfit._meta_device import flop_counter
 from snugfit.errors import first_line, is_out_of_memory
 from snugfit.memory.tensors import storage_id
@@ -37,7 +35,6 @@ SIZES, LENGTHS = 12, 8
 """Most sizes up to which modules run again, and most numbers of those modules, counted from the first one on."""
 
 _CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
-_NO_STATE = {*vars(nn.Module()), "forward"} - {"training"}
 
 
 @dataclass
@@ -126,16 +123,16 @@ class _Watch(TorchDispatchMode):
         """Run the forward pass of a module."""
         module, number, inputs = self.modules[name], len(self.calls), self._sizes((args, kwargs))
         reads = {*inputs, *self._sizes([each for layer in module.modules() for each in _read_tensors(layer)])}
-        call = Call(name, self._open[-1] if self._open else None, self._count, _state(module), reads, inputs)
+        call = Call(name, self._open[-1] if self._open else None, self._count, python_state(module), reads, inputs)
         self.calls.append(call)
         self.events.append((number, None))
         self._open.append(number)
-        before, operations = _random_state(), self._operations()
+        before, operations = random_state(), self._operations()
         outputs = forward(*args, **kwargs)
         self._open.pop()
         call.outputs = self._sizes(outputs)
         call.work = (self._operations() - operations) / 2 + MACS_PER_BYTE * sum(call.saved.values())
-        if before != _random_state():
+        if before != random_state():
             call.reason = "draws random numbers of Python or numpy"
         elif not all(map(_is_constant, (*args, *kwargs.values()))):
             call.reason = "takes something else than tensors and numbers, which may change"
@@ -155,7 +152,7 @@ class _Watch(TorchDispatchMode):
             module = self.modules[call.name]
             if any(count > call.began for key, count in self._written.items() if key in call.reads):
                 call.reason = call.reason or "reads weights, buffers or inputs that the forward pass overwrites"
-            elif call.state != _state(module):
+            elif call.state != python_state(module):
                 call.reason = call.reason or "has attributes that the forward pass changes"
             call.reason = call.reason or _reason_against(call.name, module)
 
@@ -186,25 +183,6 @@ def _read_tensors(layer: nn.Module) -> Iterator[Tensor]:
     for name, buffer in layer.named_buffers(recurse=False):
         if not isinstance(layer, _BatchNorm) or name != "num_batches_tracked":
             yield buffer
-
-
-def _state(module: nn.Module) -> object:
-    """What the layers of a module hold besides tensors and layers, in a form that can be compared."""
-
-    def compared(value: object) -> int:
-        return hash(repr((value, getattr(value, "__dict__", None))))
-
-    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):  # arrays in full
-        return [{key: compared(vars(each)[key]) for key in vars(each).keys() - _NO_STATE} for each in module.modules()]
-
-
-def _random_state() -> object:
-    """The state of Python's generator, and of numpy's if anything has imported it."""
-    loaded = sys.modules.get("numpy.random")
-    if loaded is None:
-        return random.getstate()
-    _, key, *rest = loaded.get_state()
-    return random.getstate(), key.tobytes(), rest
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,30 @@
+"""What passes of a module change besides tensors, so that a second one in a step would differ."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import numpy as np
+from torch import nn
+
+_NO_STATE = {*vars(nn.Module()), "forward"} - {"training"}
+
+
+def python_state(module: nn.Module) -> object:
+    """What the layers of a module hold besides tensors and layers, in a form that can be compared."""
+
+    def compared(value: object) -> int:
+        return hash(repr((value, getattr(value, "__dict__", None))))
+
+    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):  # arrays in full
+        return [{key: compared(vars(each)[key]) for key in vars(each).keys() - _NO_STATE} for each in module.modules()]
+
+
+def random_state() -> object:
+    """The state of Python's generator, and of numpy's if anything has imported it."""
+    loaded = sys.modules.get("numpy.random")
+    if loaded is None:
+        return random.getstate()
+    _, key, *rest = loaded.get_state()
+    return random.getstate(), key.tobytes(), rest
