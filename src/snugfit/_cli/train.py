@@ -59,7 +59,7 @@ def train(
     if "run_dir" not in record:  # a process that has served another one's run
         return
     page = draw_after_training(record["run_dir"]) if report else None
-    if page:
+    if page and not output.quiet:
         note(f"report: {page}")
     if output.json:
         print_json(record)

@@ -133,7 +133,7 @@ def _gradients(plan: Plan, choice: Candidate) -> str:
             f"Its gradients are nearly exact: those of plain backpropagation{rest}, from feature maps that "
             f"--activations {workload.activations} rounds at random."
         )
-    return find_config(choice.strategy).accuracy
+    return find_config(choice.strategy).accuracy_with(choice.settings)
 
 
 def _normalised(plan: Plan, choice: Candidate) -> str:

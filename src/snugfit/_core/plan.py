@@ -302,9 +302,9 @@ def ranked(candidates: Iterable[Candidate], aim: Aim = "time") -> tuple[Candidat
 
 
 def _amounts(candidate: Candidate) -> tuple[float, float]:
-    """Predicted seconds and peak; infinite without a prediction."""
+    """Predicted seconds, and peak without kept memory, which only a choice has; infinite without a prediction."""
     cost = candidate.predicted
-    return (inf, inf) if cost is None else (cost.seconds, cost.peak_bytes)
+    return (inf, inf) if cost is None else (cost.seconds, cost.least_peak_bytes)
 
 
 def expected_loss(candidate: Candidate) -> int:

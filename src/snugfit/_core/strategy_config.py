@@ -169,6 +169,10 @@ class StrategyConfig:
         scheme = self._foreign_scheme(request)
         return self.contradiction(request) if scheme is None else f"has no --scheme {scheme}"
 
+    def accuracy_with(self, settings: Mapping[str, Any]) -> str:
+        """What training with these settings of a choice means for accuracy: a sentence of the plan."""
+        return self.accuracy
+
     def is_last_resort(self, request: BaseRequest) -> bool:
         """Whether ``auto`` considers it only if the other strategies are insufficient."""
         return False

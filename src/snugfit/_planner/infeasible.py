@@ -23,7 +23,8 @@ def infeasible_error(plan: Plan) -> InfeasibleBudgetError | InfeasibleTimeError:
         return InfeasibleBudgetError(
             message, closest=closest, lacking_bytes=lacking, smallest_bytes=smallest, what=kind
         )
-    reasons = "; ".join(f"{each.strategy}: {', '.join(each.reasons)}" for each in asked)
+    refused = asked or plan.candidates  # what the request excludes is not considered
+    reasons = "; ".join(f"{each.strategy}: {', '.join(each.reasons)}" for each in refused if each.reasons)
     ratios = [candidate.smallest_ratio for candidate in asked if candidate.smallest_ratio is not None]
     if ratios:
         advice = "train the classifier alone with --scheme head"

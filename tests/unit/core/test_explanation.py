@@ -103,6 +103,25 @@ def test_rounded_feature_maps_are_named(activations, word):
     assert ("--activations int8 rounds" in sentence) is (activations == "int8")
 
 
+def test_kept_memory_of_the_choice_makes_no_other_strategy_better():
+    """Equal in time, backprop needs less than checkpoint, whatever it may keep besides."""
+    phase = Phase("network", 150 * MB, 30.0, 4, kept_bytes=90 * MB)
+    plain = replace(PLAIN, predicted=Cost(150 * MB, 1, 30.0, phases=(phase,)))
+    again = replace(AGAIN, predicted=Cost(61 * MB, 1, 30.0))
+    assert [each.strategy for each in ranked([again, plain], "accuracy")] == ["backprop", "checkpoint"]
+    assert not any("would choose" in sentence for sentence in said(plain, again))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "sentence"),
+    [("full", "All tensors train"), ("head", "Only some tensors train"), ("prunetrain", "channels are removed"),
+     ("elastic", "only the most important tensors train")],
+)  # fmt: skip
+def test_elastic_says_what_its_scheme_trains(scheme, sentence):
+    chosen = Candidate("elastic", True, {"scheme": scheme}, Cost(50 * MB, 1, 10.0))
+    assert sum(sentence in each for each in said(chosen)) == 1
+
+
 def test_rounded_weights_are_named():
     work = replace(WORKLOAD, optimizer=OptimizerSettings(state="int8"), weight_dtype="bfloat16")
     both = "rounds the optimizer's state and --weight-dtype bfloat16 rounds weights at random after every step."

@@ -323,6 +323,8 @@ def test_the_error_when_no_strategy_can_serve_at_all():
     error = infeasible(Candidate("a", False, reasons=("no conv", "too flat")), Candidate("b", False, reasons=("odd",)))
     assert error.closest == "none" and error.lacking_bytes == 0
     assert str(error) == "no strategy can serve net: a: no conv, too flat; b: odd."
+    excluded = Candidate("a", False, reasons=("cannot average weights",), considered=False)
+    assert str(infeasible(excluded)) == "no strategy can serve net: a: cannot average weights."
 
 
 @pytest.mark.parametrize("peak", [101 * MB, 250 * MB])

@@ -42,6 +42,13 @@ class ElasticOptions(AccumulationOptions):
     lasso: Annotated[float, Range(least=0, below=1)] = 0.2
 
 
+_ACCURACY = {
+    "full": "All tensors train, and gradients are exact.",
+    "prunetrain": "Its gradients are exact, but channels are removed while it trains, so accuracy may differ.",
+    "elastic": "Its gradients are exact, but only the most important tensors train, so accuracy may differ.",
+}
+
+
 class Config(StrategyConfig):
     """Trains the currently most important tensors, within a fraction of the time of a full step."""
 
@@ -50,12 +57,16 @@ class Config(StrategyConfig):
     options = ElasticOptions
     schemes = get_args(ElasticScheme)
     order = 40
-    accuracy = "Its gradients are exact, but only the most important tensors train, so accuracy may differ."
+    accuracy = _ACCURACY["elastic"]
     keeps_time_ratio = True
     trains_fresh = True
     fine_tunes = True
     no_averaging = "which averages weights over all steps, but the selection of tensors changes"
     rebuild = "snugfit.strategies.elastic.pruning:with_saved_widths"
+
+    def accuracy_with(self, settings: Mapping[str, Any]) -> str:
+        """See the base class; what trains depends on the scheme."""
+        return _ACCURACY.get(settings.get("scheme", "elastic"), "Only some tensors train, so accuracy may differ.")
 
     def check(self, request: BaseRequest) -> None:
         """As in the base class; also, only the scheme ``elastic`` keeps a time ratio."""
