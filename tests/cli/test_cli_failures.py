@@ -126,9 +126,10 @@ def test_a_full_disk_names_the_run_that_goes_on_once_it_has_begun(snugfit, monke
     """What a run is resumed from is complete with its manifest; the fake worker writes none."""
     full, hint = ("train", "--model", "disk", "--out", "run"), "\n`snugfit train --resume run` continues the run.\n"
     assert not snugfit(*full).err.endswith(hint) and not child_process._is_resumable("run")
-    monkeypatch.setattr(child_process, "_is_resumable", lambda run_dir: run_dir == "run")
-    assert "cache.bin" in (outcome := snugfit(*full)).err and outcome.code == 6 and outcome.err.endswith(hint)
-    monkeypatch.undo()
+    with monkeypatch.context() as begun:
+        begun.setattr(child_process, "_is_resumable", lambda run_dir: run_dir == "run")
+        outcome = snugfit(*full)
+    assert "cache.bin" in outcome.err and outcome.code == 6 and outcome.err.endswith(hint)
     Path("run").mkdir()
     Path("run/manifest.json").touch()
     assert child_process._is_resumable("run") and not child_process._is_resumable(None)
