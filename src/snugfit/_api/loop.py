@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._chain import Chain
 from snugfit._chain.random_numbers import random_numbers_kept
@@ -207,10 +206,13 @@ class FitStep:
         return loss
 
     def _part_sizes(self, count: int) -> tuple[int, ...]:
-        """Sizes of the micro-batches of so many images: a norm cannot take one alone of an odd number, so three."""
+        """Sizes of the micro-batches of so many images.
+
+        ``BatchNorm1d`` cannot take the one image that is left of an odd last batch in parts of two: one part has three.
+        """
         sizes = part_sizes(count, -(-count // self.plan.micro_batch))
-        alone = sizes[-1] == 1 < min(count, self.plan.micro_batch)
-        if alone and any(isinstance(each, _BatchNorm) and each.training for each in self._modules):
+        alone = sizes[-1] == 1 < count < self.plan.batch_size and self.plan.micro_batch > 1
+        if alone and any(isinstance(each, nn.BatchNorm1d) and each.training for each in self._modules):
             return part_sizes(count, count // 2)
         return sizes
 
@@ -232,7 +234,7 @@ class FitStep:
             )
         if not 0 < count <= self.plan.batch_size:
             raise UsageError(f"a step got {count} images, and the plan is for 1 to batch_size={self.plan.batch_size}.")
-        ignored = self._ignored.among(targets) if count > self.plan.micro_batch else None
+        ignored = self._ignored.among(targets) if len(self._part_sizes(count)) > 1 else None
         if ignored is not None:
             raise UsageError(
                 f"a step got targets of {ignored}, which the loss ignores, and divides its images into "
@@ -375,6 +377,11 @@ def _planned(
         weight = next(model.parameters())
         require_mean_for(loss_function, chain.head.output_shape, batch[1], weight, ignored_target(loss_function))
     network = LoopNetwork(model, chain, loss_function, optimizer_of(chosen.request()))
+    if weight.device.type == "cpu" and network.optimizer.name == "sgd" and _trains_float16(model):
+        raise UsageError(
+            "weights in float16 learn next to nothing by torch's fused SGD on a processor; use bfloat16, or float32 "
+            "with autocast."
+        )
     workload = step_workload(network.model, shape, chosen.batch_size, network.optimizer, inputs)
     images, targets = (_resized(each, chosen.batch_size).to(limit.device) for each in batch)
     with random_numbers_kept():
@@ -387,11 +394,6 @@ def _device_to_train_on(model: Any) -> torch.device:
     if not isinstance(model, nn.Module):
         raise UsageError(f"model is {model!r}; pass a module.")
     device = module_device(model)
-    if device.type == "cpu" and any(each.dtype == torch.float16 for each in model.parameters()):
-        raise UsageError(
-            "weights in float16 learn next to nothing by torch's fused SGD on a processor; use bfloat16, or float32 "
-            "with autocast."
-        )
     if not any(each.requires_grad for each in model.parameters()):
         raise ModelError(f"no parameter of {type(model).__name__} requires a gradient: there is nothing to train.")
     return device
@@ -422,6 +424,10 @@ def _require_example(example: Any) -> None:
 
 def _is_batch(given: object) -> bool:
     return given.dim() > 0 if isinstance(given, Tensor) else isinstance(given, (tuple, list, Mapping))
+
+
+def _trains_float16(model: nn.Module) -> bool:
+    return any(each.dtype == torch.float16 and each.requires_grad for each in model.parameters())
 
 
 def _resized(tensor: Tensor, count: int) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any, cast
@@ -19,10 +18,12 @@ from snugfit._chain.hooks import bypassed_hooks, require_kept_hooks, require_kep
 from snugfit._chain.initialise import parameter_owners, share_parameter_dicts
 from snugfit._chain.inputs import taking_one_tensor
 from snugfit._chain.propagation import (
+    BATCH,
     changed_buffers,
     needs_values,
     node_shapes,
     read_batch_size_locally,
+    reads_batch_size,
     reason_against_second_pass,
 )
 from snugfit._chain.subgraph import copy_nodes
@@ -116,6 +117,7 @@ class Chain:
         graph = assemble(traced.graph, traced.attributes, stored)
         try:
             traced.shapes = node_shapes(graph, input_shape)
+            of_two_batches = node_shapes(graph, input_shape, 2 * BATCH) if reads_batch_size(traced.graph) else {}
             lost = _lost_changes(taking_one_tensor(model, inputs), graph, input_shape)
         except Exception as error:
             if is_out_of_memory(error):
@@ -129,7 +131,7 @@ class Chain:
             raise IndivisibleError(
                 f"{kind} changes the buffer '{lost[0]}' in its forward pass, which no traced chain can follow"
             )
-        read_batch_size_locally(traced.graph, traced.shapes, partial(node_shapes, graph, input_shape))
+        read_batch_size_locally(traced.graph, traced.shapes, of_two_batches)
         stretches = cut(traced, model)
         if not stretches:
             raise IndivisibleError(f"{kind} has no convolution or linear layer: nothing to train in units", ".")

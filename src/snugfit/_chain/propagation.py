@@ -14,9 +14,9 @@ from torch import fx, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from snugfit._chain.python_state import python_state, random_state
-from snugfit._chain.random_numbers import random_numbers_kept
-from snugfit._chain.tracing import is_torch_class
+from snugfit._chain.python_state import python_state
+from snugfit._chain.random_numbers import random_numbers_kept, random_state
+from snugfit._chain.tracing import is_torch_class, restore_attributes
 from snugfit._meta_device import CachedOperators
 
 BATCH = 2
@@ -41,8 +41,12 @@ def run_on_meta(
     images = torch.empty((batch, *input_shape), dtype=_dtype(module), device="meta")
     tensors = chain(module.named_parameters(), module.named_buffers())
     stand_ins = {f"module.{name}": torch.empty_like(tensor, device="meta") for name, tensor in tensors}
-    with torch.no_grad(), random_numbers_kept(), in_mode(module, training), CachedOperators():
-        output = functional_call(Call(module, function or module), stand_ins, (images,))
+    kept = [(layer, dict(vars(layer))) for layer in module.modules()]
+    try:
+        with torch.no_grad(), random_numbers_kept(), in_mode(module, training), CachedOperators():
+            output = functional_call(Call(module, function or module), stand_ins, (images,))
+    finally:
+        restore_attributes(kept)
     return output, images._version > 0
 
 
@@ -178,17 +182,23 @@ def in_mode(module: nn.Module, training: bool = False) -> Iterator[None]:
             part.training = mode
 
 
-def read_batch_size_locally(graph: fx.Graph, shapes: Shapes, of_larger_batch: Callable[[int], Shapes]) -> None:
+def reads_batch_size(graph: fx.Graph) -> bool:
+    """Whether a graph has ``x.size(0)`` or ``x.shape[0]``."""
+    return any(map(_is_batch_size, graph.nodes))
+
+
+def read_batch_size_locally(graph: fx.Graph, shapes: Shapes, of_two_batches: Shapes) -> None:
     """Let every user of ``x.size(0)`` or ``x.shape[0]`` read the size of its own input instead; in place.
 
-    An input has a batch axis first if it grows with the batch: the last argument gives shapes at another one.
+    An input has a batch axis first if this grows with the batch: ``of_two_batches`` are the shapes at twice as many
+    images.
     """
-    readers = [node for node in graph.nodes if _is_batch_size(node)]
-    larger = of_larger_batch(BATCH + 1) if readers else {}
-    for node in readers:
+    for node in list(graph.nodes):
+        if not _is_batch_size(node):
+            continue
         for user in list(node.users):
             tensor = user.args[0] if user.args else None
-            if not isinstance(tensor, fx.Node) or (larger.get(tensor) or ())[:1] != (BATCH + 1,):
+            if not isinstance(tensor, fx.Node) or (of_two_batches.get(tensor) or ())[:1] != (2 * BATCH,):
                 continue
             if (shapes.get(tensor) or ())[:1] != (BATCH,):
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 
 import numpy as np
@@ -19,12 +18,3 @@ def python_state(module: nn.Module) -> object:
 
     with np.printoptions(threshold=sys.maxsize, floatmode="unique"):  # arrays in full
         return [{key: compared(vars(each)[key]) for key in vars(each).keys() - _NO_STATE} for each in module.modules()]
-
-
-def random_state() -> object:
-    """The state of Python's generator, and of numpy's if anything has imported it."""
-    loaded = sys.modules.get("numpy.random")
-    if loaded is None:
-        return random.getstate()
-    _, key, *rest = loaded.get_state()
-    return random.getstate(), key.tobytes(), rest

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from snugfit._chain.inputs import pack_inputs
-from snugfit._chain.random_numbers import random_numbers_kept
+from snugfit._chain.random_numbers import random_numbers_watched
 from snugfit._core.inputs import Input
 from snugfit.errors import ModelError, first_line, is_out_of_memory
 
@@ -107,7 +107,7 @@ def _graph_of(model: nn.Module, defaults: dict[str, Any], *, with_buffers: bool)
     while True:
         seen: set[str] = set()
         error: Exception | None = None
-        with _watched_training(model, seen), _watched_autocast() as autocasts, random_numbers_kept() as drew:
+        with _watched_training(model, seen), _watched_autocast() as autocasts, random_numbers_watched() as drew:
             kept = [(module, dict(vars(module))) for module in model.modules()]
             try:
                 graph = _Tracer(whole, with_buffers, parameters).trace(model, concrete_args=defaults)
@@ -117,7 +117,7 @@ def _graph_of(model: nn.Module, defaults: dict[str, Any], *, with_buffers: bool)
                     raise
                 error = raised
             constants = {key: value for key, value in vars(model).items() if key not in kept[0][1]}
-            _restore(kept)
+            restore_attributes(kept)
         if "" in seen:
             raise IndivisibleError(
                 f"{type(model).__name__}.forward takes another path in training mode, which no traced chain can follow"
@@ -251,7 +251,7 @@ def _watched_autocast() -> Iterator[list[object]]:
         torch.autocast.__enter__ = enter  # type: ignore[method-assign]
 
 
-def _restore(kept: Iterable[tuple[nn.Module, dict[str, Any]]]) -> None:
+def restore_attributes(kept: Iterable[tuple[nn.Module, dict[str, Any]]]) -> None:
     """Give modules back their attributes, in whose place a forward pass may have stored values of the trace."""
     for module, attributes in kept:
         for key in vars(module).keys() - attributes.keys():

@@ -64,7 +64,7 @@ def peak_range(peak_bytes: int, kept_bytes: int) -> str:
     """A predicted peak without and with kept memory: ``peak_range(90_000_000, 30_000_000) == "60.0 to 90.0 MB"``."""
     least, most = format_bytes(peak_bytes - kept_bytes), format_bytes(peak_bytes)
     number, _, unit = least.partition(" ")
-    return most if kept_bytes <= 0 else f"{number if most.endswith(f' {unit}') else least} to {most}"
+    return most if kept_bytes <= 0 or least == most else f"{number if most.endswith(f' {unit}') else least} to {most}"
 
 
 def shorten(name: str, most: int) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from snugfit._training.losses import Loss, difference_from_mean, random_outputs
+from snugfit.errors import MEMORY_ERRORS, is_out_of_memory
 
 _USUAL = -100
 """What torch's cross entropy ignores."""
@@ -44,14 +45,21 @@ class IgnoredTargets:
 
     def _try(self, targets: Tensor) -> None:
         """Try the loss on integers (B, ...) that are no classes, if there are any: does it ignore them?"""
-        strange = (targets < 0) | (targets >= max(self._shape[0], 2))
-        images = strange.flatten(1).any(1) if strange.dim() > 1 else strange
-        rows = torch.cat([images.nonzero()[:3, 0], (~images).nonzero()[:3, 0]])
-        if not bool(images.any()) or (targets.dim() == 1 and bool(images.all())):
+        if len(self._shape) == 0 or self._shape[0] < 2 or targets.shape[1:] != self._shape[1:]:
+            return  # these are no labels of classes
+        strange = (targets < 0) | (targets >= self._shape[0])
+        counts = strange.flatten(1).sum(1) if strange.dim() > 1 else strange.long()
+        order = counts.argsort(descending=True)
+        if int(counts[order[0]]) == int(counts[order[-1]]):
+            return  # means over as many targets are equal, ignored or not
+        images = torch.stack((order[0], order[-1]))[[0, 1, 1, 0]]  # pairs of different ones, then of equal ones
+        values = targets[strange].unique()
+        try:
+            outputs = random_outputs((len(images), *self._shape), self._like.device, self._like.dtype)
+            wrong = len(values) == 1 and difference_from_mean(self._loss, outputs, targets[images].to(outputs.device))
+        except MEMORY_ERRORS as error:
+            if not is_out_of_memory(error):
+                raise
             return
-        rows = rows[torch.arange(6, device=rows.device) % len(rows)]
-        outputs = random_outputs((6, *self._shape), self._like.device, self._like.dtype)
-        if difference_from_mean(self._loss, outputs, targets[rows].to(outputs.device)):
-            self._ignored = int(targets[strange][0])
-        else:
-            self._takes_all = True
+        self._ignored = int(values[0]) if wrong else None
+        self._takes_all = not wrong

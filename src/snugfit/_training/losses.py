@@ -23,7 +23,7 @@ _MOST_VALUES = 1 << 18
 _TRIED = 18
 """Images of which a loss is compared with the means of its parts."""
 _MOST_CLASSES = 1000
-"""Classes of which a loss is tried on labels."""
+"""With twice as many classes or more, a loss is tried on labels of so many of them."""
 _PARTS = (2, 3)
 """Images of these parts. Parts of both sizes have equal weights only if all images have."""
 
@@ -96,7 +96,8 @@ def require_mean_for(loss: Loss, shape: tuple[int, ...], targets: Tensor, like: 
     require_mean(loss, random_outputs((count, *shape), like.device, like.dtype), targets[rows].to(like.device))
     if len(shape) > 1 or targets.dim() > 1 or targets.is_floating_point():
         return
-    for labels in _labels_of_all(values, ignored):
+    known = min(values, int(targets.max()) + 1) if like.is_cuda else values  # others may end a GPU's context
+    for labels in _labels_of_all(known, ignored):
         try:
             wrong = difference_from_mean(
                 loss, random_outputs((len(labels), *shape), like.device, like.dtype), labels.to(like.device)

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import snugfit
-from snugfit._api.loop import _ignored_target
 from snugfit._data.user import from_dataset, labels_of
+from snugfit._training.ignored_targets import ignored_target
 from snugfit.errors import DataError, InfeasibleBudgetError, ModelError, UsageError
 
 IMAGES, LABELS = torch.rand(24, 3, 12, 12), torch.arange(24) % 3
@@ -61,7 +61,7 @@ def test_a_part_under_no_grad_keeps_its_weights_in_a_loop_of_ones_own():
 )
 def test_ignored_targets_are_refused_in_micro_batches_alone(loss):
     torch.manual_seed(0)
-    ignored = _ignored_target(loss)
+    ignored = ignored_target(loss)
     images, targets = IMAGES[:8], LABELS[:8] % 2
     with snugfit.fit(network(), loss, memory="60MB", batch_size=8, example=(images, targets)) as step:
         some = torch.cat([targets[:4], torch.full((4,), ignored)])

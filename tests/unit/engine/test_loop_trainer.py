@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from snugfit._api.loop import FitStep
 from snugfit._chain import Chain
-from snugfit._chain.random_numbers import random_numbers_kept
+from snugfit._chain.random_numbers import random_numbers_watched
 from snugfit._core.workload import OptimizerSettings
 from snugfit._engine.loop_trainer import LoopNetwork
 from snugfit.strategies.recomputation.schedule import Schedule
@@ -163,39 +163,66 @@ def test_axes_of_two_are_no_batch_axes():
 
 
 class Caching(nn.Module):
-    def __init__(self):
+    def __init__(self, whole):
         super().__init__()
-        self.layer, self.head, self.grid, self.seen = nn.Conv2d(3, 4, 8), nn.Linear(4, 5), None, []
+        self.layer, self.head, self.grid, self.count = nn.Conv2d(3, 4, 8), nn.Linear(4, 5), None, 0
+        self.whole = whole
 
     def forward(self, images):
         found = self.layer(images).flatten(1)
+        if self.whole and self.training:  # what reads its mode is not traced through
+            self.count += 1
         if self.grid is None:
             self.grid = found.new_ones(4)
         self.last = found
         return self.head(found + self.grid)
 
 
-def test_tracing_leaves_nothing_in_a_module():
-    model = Caching()
-    before = dict(vars(model))
-    Chain.from_any_module(model, SHAPE)
-    assert vars(model) == before and model.grid is None and not hasattr(model, "last")
-    assert isinstance(model(torch.zeros(2, *SHAPE)), torch.Tensor)
+@pytest.mark.parametrize("whole", [False, True])
+def test_analysing_a_network_leaves_nothing_in_its_modules(whole):
+    inner = Caching(whole)
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), inner)
+    before = dict(vars(inner))
+    chain = Chain.from_any_module(model, SHAPE)
+    chain.reasons_against_units(recomputed=True)
+    assert vars(inner) == before and inner.grid is None and inner.count == 0 and not hasattr(inner, "last")
+    assert isinstance(model(torch.zeros(2, *SHAPE)), torch.Tensor) and inner.grid.device.type == "cpu"
+
+
+class Pairs(nn.Module):
+    """Images in pairs: an odd batch fails."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Conv2d(3, 4, 8), nn.Linear(4, 5)
+
+    def forward(self, images):
+        found = self.layer(images).flatten(1).view(-1, 2, 4)
+        return self.head((found - found.mean(1, keepdim=True)).reshape(images.size(0), -1))
+
+
+def test_a_network_may_take_even_batches_alone():
+    def made():
+        torch.manual_seed(0)
+        return Pairs().double()
+
+    assert_equal(own_steps(made(), F.cross_entropy, KEPT, 1), plain_steps(made(), F.cross_entropy))
 
 
 @pytest.mark.parametrize(
     ("layer", "count", "sizes"),
     [(nn.BatchNorm1d(4), 5, (3, 2)), (nn.BatchNorm1d(4), 6, (2, 2, 2)), (nn.BatchNorm1d(4), 1, (1,)),
-     (nn.BatchNorm2d(4).eval(), 5, (2, 2, 1)), (nn.Linear(2, 2), 3, (2, 1))],
+     (nn.BatchNorm1d(4).eval(), 5, (2, 2, 1)), (nn.BatchNorm2d(4), 5, (2, 2, 1)), (nn.BatchNorm1d(4), 7, (2, 2, 2, 1))],
 )  # fmt: skip
-def test_a_norm_gets_no_image_alone(layer, count, sizes):
-    step = SimpleNamespace(plan=SimpleNamespace(micro_batch=2), _modules=[layer])
+def test_batchnorm1d_gets_no_image_of_a_smaller_batch_alone(layer, count, sizes):
+    """Of a batch of seven, which was planned for, nothing changes."""
+    step = SimpleNamespace(plan=SimpleNamespace(micro_batch=2, batch_size=7), _modules=[layer])
     assert FitStep._part_sizes(step, count) == sizes
 
 
 def test_random_numbers_are_kept():
     random.seed(1)
     torch.manual_seed(1)
-    with random_numbers_kept() as drew:
+    with random_numbers_watched() as drew:
         first = random.random(), torch.rand(())
     assert drew() and (random.random(), torch.rand(())) == first

@@ -73,6 +73,7 @@ def test_words():
     assert phase_label("block 2: features.3 to features.5") == "block 2"
     assert phase_label("exit selection") == "exit selection"
     assert peak_range(90_000_000, 30_000_000) == "60.0 to 90.0 MB" and peak_range(90_000_000, 0) == "90.0 MB"
+    assert peak_range(90_000_000, 1000) == "90.0 MB"
     assert peak_range(1_200_000_000, 300_000_000) == "900.0 MB to 1.2 GB"
 
 

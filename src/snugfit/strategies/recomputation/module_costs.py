@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from snugfit._chain import Chain, bypassed_hooks, needs_values, without_onednn
-from snugfit._chain.python_state import python_state, random_state
+from snugfit._chain.python_state import python_state
+from snugfit._chain.random_numbers import random_state
 from snugfit._meta_device import flop_counter
 from snugfit.errors import first_line, is_out_of_memory
 from snugfit.memory.tensors import storage_id
