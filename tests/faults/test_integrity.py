@@ -290,7 +290,7 @@ def test_a_run_that_was_killed_before_it_began_is_started_again(made: Path, kept
         write_json_atomic(tmp_path / name, json.loads((made / "interrupted" / name).read_text()), manifest)
     if kept == 0:
         (tmp_path / "lock").touch()
-        with pytest.raises(CheckpointError, match=r"no run has begun in .* Repeat the command of the run"):
+        with pytest.raises(CheckpointError, match=r"so no run has begun\. Repeat the command of the run"):
             snugfit.resume(tmp_path)
         return require_run_folder(tmp_path)
     (tmp_path / f"{FIRST_FILES[kept]}.tmp").write_text("{")
@@ -332,7 +332,7 @@ def test_verify_of_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[
         if file:
             (tmp_path / name / file).touch()
     reasons = {
-        "empty": "no run has begun in", "begun": "no run has begun in", "none": "not a run folder: it does not exist",
+        "empty": "it is empty, so no run has begun", "begun": "it is empty, so no run has begun", "none": "not a run folder: it does not exist",
         "other": "not a run folder, or incomplete: it has no manifest.json",
     }  # fmt: skip
     for name, reason in reasons.items():

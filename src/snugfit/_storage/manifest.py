@@ -72,7 +72,9 @@ class Manifest:
             raise CheckpointError(f"{folder} is not a run folder: it does not exist.")
         if not path.exists():
             if Path(folder).is_dir() and {each.name for each in Path(folder).iterdir()} <= {LOCK_FILE}:
-                raise CheckpointError(f"no run has begun in {folder}, which is empty. Repeat the command of the run.")
+                raise CheckpointError(
+                    f"{folder} is not a run folder: it is empty, so no run has begun. Repeat the command of the run."
+                )
             raise CheckpointError(
                 f"{folder} is not a run folder, or incomplete: it has no {MANIFEST_FILE}, which shows damage. "
                 "Restore it from a copy, or start a new run."

@@ -183,7 +183,7 @@ def test_verdict():
 
 
 def test_missing_record_is_an_error(tmp_path):
-    with pytest.raises(CheckpointError, match="no run has begun in"):
+    with pytest.raises(CheckpointError, match="it is empty, so no run has begun"):
         write_report(tmp_path)
     Manifest.of(tmp_path)
     with pytest.raises(CheckpointError, match=r"no record\.json"):
