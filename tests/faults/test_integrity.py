@@ -332,9 +332,10 @@ def test_verify_of_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[
         if file:
             (tmp_path / name / file).touch()
     reasons = {
-        "empty": "it is empty, so no run has begun", "begun": "it is empty, so no run has begun", "none": "not a run folder: it does not exist",
+        **dict.fromkeys(("empty", "begun"), "it is empty, so no run has begun"),
+        "none": "not a run folder: it does not exist",
         "other": "not a run folder, or incomplete: it has no manifest.json",
-    }  # fmt: skip
+    }
     for name, reason in reasons.items():
         assert command(["verify", str(tmp_path / name)]) == 4
         assert reason in capsys.readouterr().err
