@@ -93,6 +93,8 @@ def require_mean_for(loss: Loss, shape: tuple[int, ...], targets: Tensor, like: 
     values = math.prod(shape)
     count = 60 if 60 * values <= _MOST_VALUES else 4  # 60 are divisible into parts of both sizes
     rows = torch.arange(count) % len(targets)
+    if ignored is not None:  # a step that divides its images refuses these
+        targets = targets.masked_fill(targets == ignored, int(ignored == 0))
     require_mean(loss, random_outputs((count, *shape), like.device, like.dtype), targets[rows].to(like.device))
     if len(shape) > 1 or targets.dim() > 1 or targets.is_floating_point():
         return

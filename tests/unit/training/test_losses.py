@@ -162,6 +162,9 @@ def test_means_of_any_targets_are_taken(dtype):
     labels = torch.tensor([0, 1, 2])
     require_mean_for(F.cross_entropy, (3,), labels, like, -100)
     require_mean_for(nn.CrossEntropyLoss(ignore_index=1), (3,), torch.tensor([0, 2]), like, 1)
+    require_mean_for(nn.CrossEntropyLoss(ignore_index=0), (3,), torch.tensor([0, 0, 2]), like, 0)
+    borders = torch.tensor([255, 1, 2, 255, 255, 0]).view(3, 1, 2)
+    require_mean_for(nn.CrossEntropyLoss(ignore_index=255), (3, 1, 2), borders, like, 255)
     require_mean_for(
         lambda outputs, kinds: outputs[:, :2].gather(1, kinds[:, None]).mean(), (3,), labels[:2], like, None
     )
