@@ -132,7 +132,8 @@ def test_a_disk_that_fills_up_in_mid_write_loses_nothing(tmp_path: Path, small_d
     command.when(lambda: any(small_disk.rglob("block0-train*")))
     filler = fill(small_disk)
     assert command.ends() == 6, command.said
-    assert str(small_disk) in command.said.splitlines()[-1]
+    error, hint = command.said.splitlines()[-2:]
+    assert str(small_disk) in error and hint == f"`snugfit train --resume {run}` continues the run."
     filler.unlink()
     resumed = Command(tmp_path, "train", "--resume", str(run))
     assert resumed.ends() == 0, resumed.said

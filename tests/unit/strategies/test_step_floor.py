@@ -99,7 +99,7 @@ class Slow(FusedSGD):
         self.state["seen"] = torch.zeros(())
         self._is_first = True
 
-    def _momentum(self):
+    def _of_parameter_shape(self):
         return [self.state[name] for name in self.names if name in self.state]
 
 
