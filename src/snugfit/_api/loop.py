@@ -360,6 +360,7 @@ def fit(
 vars(fit)["__signature__"] = with_keywords(fit, {each.name: each.default for each in fields(LoopOptions)})
 
 
+@random_numbers_kept()
 def _planned(
     model: nn.Module,
     loss_function: Loss,
@@ -371,7 +372,7 @@ def _planned(
     """Measure steps within a limit that is in force; the example has images (B, C, H, W) and targets (B, ...)."""
     inputs = () if isinstance(example[0], Tensor) else inputs_of_batch(example[0])[0]
     batch = as_tensor(example[0], inputs), example[1]
-    with random_numbers_kept(), limit.allow_address_space(META_PASS_BYTES):
+    with limit.allow_address_space(META_PASS_BYTES):
         shape = cast("tuple[int, int, int]", tuple(batch[0].shape[1:]))
         chain = Chain.from_any_module(model, shape, inputs=inputs)
         weight = next(model.parameters())
@@ -384,8 +385,7 @@ def _planned(
         )
     workload = step_workload(network.model, shape, chosen.batch_size, network.optimizer, inputs)
     images, targets = (_resized(each, chosen.batch_size).to(limit.device) for each in batch)
-    with random_numbers_kept():
-        plan = LoopPlanner(network, workload, (images, targets), limit, meter).plan()
+    plan = LoopPlanner(network, workload, (images, targets), limit, meter).plan()
     return FitStep(network, plan.with_kept_memory(limit, chosen.keep_freed), limit, meter, example)
 
 

@@ -14,9 +14,9 @@ from torch import fx, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from snugfit._chain.python_state import python_state
+from snugfit._chain.python_state import attributes_kept, python_state
 from snugfit._chain.random_numbers import random_numbers_kept, random_state
-from snugfit._chain.tracing import is_torch_class, restore_attributes
+from snugfit._chain.tracing import is_torch_class
 from snugfit._meta_device import CachedOperators
 
 BATCH = 2
@@ -41,12 +41,9 @@ def run_on_meta(
     images = torch.empty((batch, *input_shape), dtype=_dtype(module), device="meta")
     tensors = chain(module.named_parameters(), module.named_buffers())
     stand_ins = {f"module.{name}": torch.empty_like(tensor, device="meta") for name, tensor in tensors}
-    kept = [(layer, dict(vars(layer))) for layer in module.modules()]
-    try:
-        with torch.no_grad(), random_numbers_kept(), in_mode(module, training), CachedOperators():
-            output = functional_call(Call(module, function or module), stand_ins, (images,))
-    finally:
-        restore_attributes(kept)
+    unchanged = attributes_kept(module)
+    with torch.no_grad(), random_numbers_kept(), unchanged, in_mode(module, training), CachedOperators():
+        output = functional_call(Call(module, function or module), stand_ins, (images,))
     return output, images._version > 0
 
 

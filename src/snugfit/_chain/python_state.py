@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -18,3 +21,19 @@ def python_state(module: nn.Module) -> object:
 
     with np.printoptions(threshold=sys.maxsize, floatmode="unique"):  # arrays in full
         return [{key: compared(vars(each)[key]) for key in vars(each).keys() - _NO_STATE} for each in module.modules()]
+
+
+@contextlib.contextmanager
+def attributes_kept(module: nn.Module) -> Iterator[dict[str, Any]]:
+    """Give all layers of a module their attributes back, in whose place passes in the context may store values.
+
+    Gives the attributes of the module itself.
+    """
+    kept = [(layer, dict(vars(layer))) for layer in module.modules()]
+    try:
+        yield kept[0][1]
+    finally:
+        for layer, attributes in kept:
+            for key in vars(layer).keys() - attributes.keys():
+                del vars(layer)[key]
+            vars(layer).update(attributes)

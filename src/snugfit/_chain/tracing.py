@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from snugfit._chain.inputs import pack_inputs
+from snugfit._chain.python_state import attributes_kept
 from snugfit._chain.random_numbers import random_numbers_watched
 from snugfit._core.inputs import Input
 from snugfit.errors import ModelError, first_line, is_out_of_memory
@@ -107,8 +108,12 @@ def _graph_of(model: nn.Module, defaults: dict[str, Any], *, with_buffers: bool)
     while True:
         seen: set[str] = set()
         error: Exception | None = None
-        with _watched_training(model, seen), _watched_autocast() as autocasts, random_numbers_watched() as drew:
-            kept = [(module, dict(vars(module))) for module in model.modules()]
+        with (
+            _watched_training(model, seen),
+            _watched_autocast() as autocasts,
+            random_numbers_watched() as drew,
+            attributes_kept(model) as before,
+        ):
             try:
                 graph = _Tracer(whole, with_buffers, parameters).trace(model, concrete_args=defaults)
                 seen |= _flags_in_arguments(graph)
@@ -116,8 +121,7 @@ def _graph_of(model: nn.Module, defaults: dict[str, Any], *, with_buffers: bool)
                 if is_out_of_memory(raised):
                     raise
                 error = raised
-            constants = {key: value for key, value in vars(model).items() if key not in kept[0][1]}
-            restore_attributes(kept)
+            constants = {key: value for key, value in vars(model).items() if key not in before}
         if "" in seen:
             raise IndivisibleError(
                 f"{type(model).__name__}.forward takes another path in training mode, which no traced chain can follow"
@@ -249,14 +253,6 @@ def _watched_autocast() -> Iterator[list[object]]:
         yield entered
     finally:
         torch.autocast.__enter__ = enter  # type: ignore[method-assign]
-
-
-def restore_attributes(kept: Iterable[tuple[nn.Module, dict[str, Any]]]) -> None:
-    """Give modules back their attributes, in whose place a forward pass may have stored values of the trace."""
-    for module, attributes in kept:
-        for key in vars(module).keys() - attributes.keys():
-            del vars(module)[key]
-        vars(module).update(attributes)
 
 
 @contextlib.contextmanager

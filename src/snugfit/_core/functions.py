@@ -40,7 +40,7 @@ def import_function(name: str, kind: type[SnugfitError]) -> Callable[..., Any]:
 def _advice(module: str, attribute: str, error: Exception) -> str:
     """What to do where a function of a module cannot be imported."""
     if module.endswith(".py"):
-        return f"Write {module.removesuffix('.py').replace('/', '.')}:{attribute}."
+        return f"Write {module.removesuffix('.py').strip('./').replace('/', '.')}:{attribute}."
     if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
         return "Run the command in the folder that holds the module, or put this folder on PYTHONPATH."
     return "Write it as package.module:function."
