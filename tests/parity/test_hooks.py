@@ -12,7 +12,7 @@ from parity_helpers import assert_same, train_plainly
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
-from torch.nn.utils import parametrizations, spectral_norm, weight_norm
+from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 import snugfit
 from snugfit._chain import Chain
@@ -94,12 +94,17 @@ def test_a_global_hook_is_refused_where_layers_are_bypassed(strategy: str) -> No
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
-@pytest.mark.parametrize("old", [weight_norm, spectral_norm])
-def test_weights_written_by_old_style_hooks_are_refused_with_their_replacement(old: Callable[..., Any]) -> None:
-    with pytest.raises(
-        ModelError, match=rf"'2' writes its weight.* use torch.nn.utils.parametrizations.{old.__name__}"
-    ):
-        Chain.from_module(network(old), (1, 16, 16))
+@pytest.mark.parametrize(
+    ("write", "instead"),
+    [
+        (weight_norm, "torch.nn.utils.parametrizations.weight_norm"),
+        (spectral_norm, "torch.nn.utils.parametrizations.spectral_norm"),
+        (lambda layer: prune.l1_unstructured(layer, "weight", 0.5), "a parametrization that multiplies by the mask"),
+    ],
+)
+def test_weights_written_by_hooks_are_refused_with_their_replacement(write: Callable[..., Any], instead: str) -> None:
+    with pytest.raises(ModelError, match=rf"'2' writes its weight.* use {instead}"):
+        Chain.from_module(network(write), (1, 16, 16))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ON_LAYER if "hook" in kind])

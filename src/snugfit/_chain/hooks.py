@@ -19,8 +19,12 @@ _KINDS = {
     "_backward_pre_hooks": "a backward pre-hook",
     "_backward_hooks": "a backward hook",
 }
-_RECOMPUTED_WEIGHTS = {"torch.nn.utils.weight_norm": "weight_norm", "torch.nn.utils.spectral_norm": "spectral_norm"}
-"""Modules of old-style hook classes, which write a weight before every call, and the functions that register them."""
+_RECOMPUTED_WEIGHTS = {
+    "torch.nn.utils.weight_norm": "torch.nn.utils.parametrizations.weight_norm",
+    "torch.nn.utils.spectral_norm": "torch.nn.utils.parametrizations.spectral_norm",
+    "torch.nn.utils.prune": "a parametrization that multiplies by the mask",
+}
+"""Modules whose hooks write a weight before every call, and what to use instead."""
 
 
 def require_kept_hooks(model: nn.Module, called: Iterable[str]) -> None:
@@ -48,11 +52,11 @@ def require_kept_weights(model: nn.Module) -> None:
         ModelError: there is one; the message names the module or parameter.
     """
     for name, module in model.named_modules():
-        writers = (_RECOMPUTED_WEIGHTS.get(type(hook).__module__) for hook in module._forward_pre_hooks.values())
-        if old := next(filter(None, writers), None):
+        bases = (base.__module__ for hook in module._forward_pre_hooks.values() for base in type(hook).__mro__)
+        if writer := next((base for base in bases if base in _RECOMPUTED_WEIGHTS), None):
             raise ModelError(
-                f"torch.nn.utils.{old} on '{name}' writes its weight in a hook, which no strategy can follow; "
-                f"use torch.nn.utils.parametrizations.{old} with --strategy backprop."
+                f"{writer} on '{name}' writes its weight in a hook, which no strategy can follow; use "
+                f"{_RECOMPUTED_WEIGHTS[writer]} with --strategy backprop."
             )
     for name, parameter in model.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
