@@ -46,12 +46,14 @@ def require_kept_hooks(model: nn.Module, called: Iterable[str]) -> None:
 
 
 def require_kept_weights(model: nn.Module) -> None:
-    """Check that no hook writes a weight or belongs to a parameter; parameters are replaced when they are loaded.
+    """Check that no hook writes a weight or belongs to a parameter, since parameters are replaced when loaded.
 
     Raises:
-        ModelError: there is one; the message names the module or parameter.
+        ModelError: there is one, or a layer has sparse gradients; the message names the module or parameter.
     """
     for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise ModelError(f"'{name}' has sparse gradients, which no optimizer here takes; set sparse=False.")
         bases = (base.__module__ for hook in module._forward_pre_hooks.values() for base in type(hook).__mro__)
         if writer := next((base for base in bases if base in _RECOMPUTED_WEIGHTS), None):
             raise ModelError(

@@ -249,6 +249,20 @@ def test_a_norm_that_averages_over_all_batches_keeps_a_planned_network_whole():
     assert Chain.from_module(AveragesAllBatches(), SHAPE).units
 
 
+@pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_gradients_are_refused(layer):
+    class Looking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = layer(8, 4, sparse=True)
+
+        def forward(self, x):
+            return self.table(x.flatten(1).long().clamp(0, 7)).flatten(1)
+
+    with pytest.raises(ModelError, match=r"'table' has sparse gradients.*sparse=False"):
+        Chain.from_any_module(Looking(), SHAPE)
+
+
 def test_a_frozen_part_under_no_grad_is_not_trained():
     torch.manual_seed(0)
     model = FrozenByContext()
