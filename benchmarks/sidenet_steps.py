@@ -15,8 +15,7 @@ from snugfit._chain import Chain
 from snugfit._core.workload import OptimizerSettings, Workload
 from snugfit.lean import enable_inplace, use_lean
 from snugfit.memory.tensors import tensor_peak_bytes
-from snugfit.profiling.activation import analytic_activation_memory, liveness_activation_memory
-from snugfit.profiling.liveness import StepOptions
+from snugfit.profiling.activation import analytic_activation_memory, resident_bytes
 from snugfit.strategies.memory_estimates import fill_synthetic_weights, random_batch
 from snugfit.strategies.sidenet.configurations import Configuration
 from snugfit.strategies.sidenet.frozen import FrozenNetwork
@@ -60,19 +59,16 @@ class Subject:
         return cls(chain, FrozenNetwork(chain, "rep-net", 1.0, "on"), workload)
 
     def measure(self, configuration: Configuration) -> Cell:
-        """Both analytic figures and the measured one."""
+        """The analytic figures and the measured ones."""
         network, trains = self._on_meta(configuration)
         batch, shape = self.workload.batch_size, self.workload.input_shape
         rule = analytic_activation_memory(network, shape, trains, batch=batch)
-        by_sample = set(self.frozen.per_sample_blocks) if configuration.by_sample else set()
-        true = liveness_activation_memory(
-            network, shape, trains, StepOptions(batch=batch, by_sample=by_sample, int8=configuration.int8, spent=True)
-        )
+        copies = self.workload.optimizer.state_per_parameter
+        resident = resident_bytes(network, trains, state_copies=copies, int8=configuration.int8)
         return {
             "rule": {"peak": rule.peak_bytes, "block": rule.peak_block, "kept": rule.cumulative_bytes,
                      "total": rule.total_bytes},
-            "true": {"peak": true.peak_bytes, "parameters": true.parameter_bytes, "total": true.total_bytes},
-            **self._measured(configuration, true.parameter_bytes),
+            **self._measured(configuration, resident.total),
         }  # fmt: skip
 
     def _on_meta(self, configuration: Configuration) -> tuple[fx.GraphModule, set[str]]:

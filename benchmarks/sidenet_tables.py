@@ -23,20 +23,19 @@ def _activations(cells: list[Cell]) -> str:
         settings = cell["settings"]
         rows = []
         for name, way in cell["ways"].items():
-            rule, true = way["rule"], way["true"]
+            rule = way["rule"]
             rows.append((
                 name, f"{rule['peak']:,} (block {rule['block']})", f"{rule['kept']:,}", mb(rule["total"]),
-                mb(true["peak"]), mb(way["measured_activations"]), mb(true["total"]), mb(way["measured_total"]),
-                number(true["total"] / way["measured_total"], 3),
+                mb(way["measured_activations"]), mb(way["measured_total"]),
             ))  # fmt: skip
         header = (
-            "way", "rule: peak of an image (bytes)", "rule: kept (bytes)", "rule: total (MB)", "true activations (MB)",
-            "measured activations (MB)", "true total (MB)", "measured total (MB)", "true over measured",
+            "way", "rule: peak of an image (bytes)", "rule: kept (bytes)", "rule: total (MB)",
+            "measured activations (MB)", "measured total (MB)",
         )  # fmt: skip
         title = (
             f"**{settings['model']} at {settings['image_size']} pixels, batch {settings['batch_size']}.** Rule: the "
-            "paper's accounting, frozen weights at 1 byte, no gradients or optimizer. True: weights as stored, "
-            "gradients, Adam's state, and all tensors that live at once.\n\n"
+            "paper's accounting, frozen weights at 1 byte, no gradients or optimizer. Measured: all tensors of a step; "
+            "activations are what weights and Adam's state leave of them.\n\n"
         )
         parts.append(title + markdown(header, rows) + "\n\n" + _ratios(cell["channels"]))
     return "\n\n".join(parts)

@@ -121,8 +121,8 @@ class ProfileOptions:
             gradient and update (t_dw), and of passing the gradient from it to the tensor before (t_dy).
         learning_signal: add the cost of each method's learning signal: multiply-accumulates, additional parameters and
             the peak of its tensors.
-        activation_memory: add the temporary, cumulative and peak activation memory of every block: by the rule of the
-            papers, by liveness, and measured in a step.
+        activation_memory: add the temporary, cumulative and peak activation memory of every block by the rule of
+            the papers, and the measured peak of a step.
         trained: what is trained in --activation-memory: a side network and the head, the head, all biases and the head,
             or everything; by default `sidenet` if the model can have a side network, else `full`.
         chart: HTML page to write a chart of --activation-memory to.

@@ -105,16 +105,12 @@ def print_tensors(tensors: list[dict[str, Any]], timing: dict[str, Any]) -> None
 
 def print_activation_memory(memory: dict[str, Any]) -> None:
     """Print ``activation_memory`` of ``profile --json`` as tables on stderr."""
-    true, rows = memory["true"], []
+    rows = []
     for index, block in enumerate(memory["blocks"]):
-        cells = [f"{index} {block['name']}"]
-        for whole in (memory, true):
-            sizes = [format_bytes(whole["blocks"][index][f"{kind}_bytes"]) for kind in _ACTIVATION_KINDS]
-            cells += [*sizes[:2], sizes[2] + (" *" if index == whole["peak_block"] else "")]
-        rows.append(cells)
-    title = f"activation memory, {memory['trained']} trained; * where the peak is\n"
-    title += f"left: the paper's rule, one image; right: as tensors live, batch of {true['batch']}"
+        sizes = [format_bytes(block[f"{kind}_bytes"]) for kind in _ACTIVATION_KINDS]
+        rows.append((f"{index} {block['name']}", *sizes[:2], sizes[2] + " *" * (index == memory["peak_block"])))
+    title = f"activation memory, {memory['trained']} trained; * where the peak is\nthe paper's rule, one image"
     from snugfit._report.activation import totals
 
-    print_tables((title, ("block", *_ACTIVATION_KINDS, *(f"true {kind}" for kind in _ACTIVATION_KINDS)), rows))
+    print_tables((title, ("block", *_ACTIVATION_KINDS), rows))
     print_tables(("whole step", ("figure", "bytes"), totals(memory)))

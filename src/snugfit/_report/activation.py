@@ -1,4 +1,4 @@
-"""Page on activation memory per block (Yoosefi et al., Figures 1 and 3): by the paper's rule and by liveness."""
+"""Page on activation memory per block (Yoosefi et al., Figures 1 and 3), by the paper's rule."""
 
 from __future__ import annotations
 
@@ -32,23 +32,15 @@ def write_activation_page(path: Path, model: str, data: dict[str, Any]) -> Path:
 
 def render_activation(model: str, data: dict[str, Any]) -> str:
     """The page as HTML."""
-    true, peak = data["true"], data["peak_block"]
+    peak = data["peak_block"]
     title = f"Activation memory of {model}, {data['trained']} trained"
-    figures = [
-        html.figure(
-            f"Block {peak} sets the peak of {format_bytes(data['peak_bytes'])} per image",
-            _draw_bars(data, f"activation memory by block, {format_bytes(data['peak_bytes'])} at most"),
-            "The paper's rule: one image, forward pass alone, masks of a bit (equations 1 to 6).",
-            wide=True,
-        ),
-        html.figure(
-            f"By liveness, block {true['peak_block']} sets the peak of {format_bytes(true['peak_bytes'])}",
-            _draw_bars(true, f"true memory by block, {format_bytes(true['peak_bytes'])} at most"),
-            f"A batch of {true['batch']}, forward and backward pass, the images included.",
-            wide=True,
-        ),
-    ]
-    charts = html.grid([*figures, html.card("Whole step", html.pairs(totals(data)))])
+    chart = html.figure(
+        f"Block {peak} sets the peak of {format_bytes(data['peak_bytes'])} per image",
+        _draw_bars(data, f"activation memory by block, {format_bytes(data['peak_bytes'])} at most"),
+        "The paper's rule: one image, forward pass alone, masks of a bit (equations 1 to 6).",
+        wide=True,
+    )
+    charts = html.grid([chart, html.card("Whole step", html.pairs(totals(data)))])
     return page(title, "snugfit profile", title, [("", charts)])
 
 
@@ -80,14 +72,14 @@ def _draw_bars(memory: dict[str, Any], label: str) -> str:
 
 def totals(data: dict[str, Any]) -> list[tuple[str, str]]:
     """Names and values of all figures for a whole step."""
-    true, measured = data["true"], data["measured"]["tensor_peak_bytes"]
+    measured, resident = data["measured"], data["resident"]
+    peak = measured["tensor_peak_bytes"]
     rows = [(f"the paper's rule, batch {data['batch']}", format_bytes(data["total_bytes"]))]
     if data["trained"] == "sidenet":
         rows.append(("the same, side modules ahead of blocks", format_bytes(data["side_first"]["total_bytes"])))
     return [
         *rows,
-        (f"true, batch {true['batch']}", format_bytes(true["total_bytes"])),
-        ("of it weights", format_bytes(true["resident"]["weights"])),
-        ("of it optimizer state", format_bytes(true["resident"]["optimizer"])),
-        ("measured, tensors of a step", "not measured: too much" if measured is None else format_bytes(measured)),
+        (f"measured, tensors of a step of {measured['batch']}", "too much" if peak is None else format_bytes(peak)),
+        ("of it weights", format_bytes(resident["weights"])),
+        ("of it optimizer state", format_bytes(resident["optimizer"])),
     ]

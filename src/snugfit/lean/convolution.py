@@ -32,6 +32,8 @@ from snugfit.lean.saved_tensors import Layout, needs_gradient
 
 EPS = 1e-5
 """Added to the standard deviation of a filter."""
+_VALUES = (1, 2, 3)
+"""Axes of the values of a filter, in weights (K, C, kh, kw)."""
 Frame = tuple[int, ...]
 """Pixels added left, right, above and below."""
 
@@ -324,9 +326,19 @@ def convolution_for_backward(layer: nn.Conv2d, inputs: Tensor, padding: Pair) ->
 
 def standardise(weight: Tensor) -> Tensor:
     """Filters (K, C, kh, kw) minus their mean, divided by their unbiased standard deviation plus :data:`EPS`."""
-    dims = (1, 2, 3)
-    centred, spread = weight - weight.mean(dims, keepdim=True), weight.std(dims, keepdim=True) + EPS
-    return centred / spread if centred.requires_grad else centred.div_(spread)
+    spread = weight.std(_VALUES, keepdim=True) + EPS
+    return (weight - weight.mean(_VALUES, keepdim=True)).div_(spread)
+
+
+def _through_standardising(gradient: Tensor, made: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of filters (K, C, kh, kw), in the memory of that of ``made``, what :func:`standardise` made of them.
+
+    A constant filter has deviation 0, of which autograd takes the derivative as 0.
+    """
+    deviation = weight.std(_VALUES, keepdim=True)
+    slope = (gradient * made).sum(_VALUES, keepdim=True) / (deviation * (weight[0].numel() - 1))
+    gradient.sub_(gradient.mean(_VALUES, keepdim=True)).div_(deviation + EPS)
+    return gradient.addcmul_(made, slope.masked_fill_(deviation == 0, 0), value=-1)
 
 
 class _StandardisedConvolution(torch.autograd.Function):
@@ -344,13 +356,11 @@ class _StandardisedConvolution(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         mask = [*ctx.needs_input_grad[:2], False]
-        with torch.enable_grad():
-            leaf = weight.detach().requires_grad_()
-            made = standardise(leaf).to(ctx.dtype or weight.dtype)
-        layouts = (ctx.layout, Layout.of(made))
-        given = with_placeholders(inputs, made.detach(), layouts, ctx.geometry, None)
+        made = standardise(weight)
+        lowered = made.to(ctx.dtype or weight.dtype)
+        given = with_placeholders(inputs, lowered, (ctx.layout, Layout.of(made)), ctx.geometry, None)
         to_inputs, to_made, _ = convolution_gradients(gradient, *given, ctx.geometry, mask)
-        to_weight = None if to_made is None else torch.autograd.grad(made, leaf, to_made)[0]
+        to_weight = None if to_made is None else _through_standardising(to_made.to(weight.dtype), made, weight)
         return to_inputs, to_weight, None, None
 
 

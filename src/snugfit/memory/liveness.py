@@ -1,7 +1,6 @@
 """Liveness: which tensors are in memory at each operator of a training step, forward and backward.
 
-Plain arithmetic over one record per operator. ``profiling`` makes the records from runs on the meta device, and
-``selection`` from a profile and the tensors that train.
+Plain arithmetic over one record per operator, which ``selection`` makes from a profile and the tensors that train.
 """
 
 from __future__ import annotations
@@ -73,15 +72,14 @@ class StepMemory:
 
     Args:
         operators: in order of execution.
-        given: bytes of the feature maps that exist before the step, by number.
-        spent: whether these are freed after their last reader; otherwise they stay in memory.
+        given: bytes of the feature maps that exist before the step, by number; they stay in memory.
 
     Attributes:
         live, kept: bytes alive now, and those of them that are kept for the backward pass.
         found: one per operator, filled in by :meth:`forward` and :meth:`backward`.
     """
 
-    def __init__(self, operators: Sequence[OperatorTensors], given: Mapping[int, int], *, spent: bool = False) -> None:
+    def __init__(self, operators: Sequence[OperatorTensors], given: Mapping[int, int]) -> None:
         self.operators = operators
         self.live = self.kept = 0
         self.found = [OperatorBytes() for _ in operators]
@@ -89,7 +87,7 @@ class StepMemory:
         self._users: Counter[int] = Counter()
         self._sizes: dict[int, int] = {}
         self._keeper: dict[int, int] = {}  # of a tensor: the first operator that keeps it
-        self._dying = _dying(operators, () if spent else given)
+        self._dying = _dying(operators, given)
         for number, size in given.items():
             self.hold(number, size)
 
@@ -106,20 +104,16 @@ class StepMemory:
     def forward(self) -> None:
         """Feature maps come alive where they are made, and die after their last reader unless they are kept."""
         for index in range(len(self.operators)):
-            self.forward_through(index)
+            self._forward_through(index)
 
     def backward(self, output_bytes: int) -> None:
         """Gradients of feature maps come alive at readers and die at makers; the output's has ``output_bytes``."""
-        self.begin_backward(output_bytes)
-        for index in reversed(range(len(self.operators))):
-            self.backward_through(index)
-
-    def begin_backward(self, output_bytes: int) -> None:
-        """The gradient of the last output comes from the loss."""
         if self.operators and self.operators[-1].flows:
             self.gradients.begin(self.operators[-1].number, output_bytes)
+        for index in reversed(range(len(self.operators))):
+            self._backward_through(index)
 
-    def forward_through(self, index: int) -> None:
+    def _forward_through(self, index: int) -> None:
         """The forward pass of one operator."""
         operator, found, before = self.operators[index], self.found[index], self.kept
         for number, size in operator.made.items():
@@ -131,9 +125,10 @@ class StepMemory:
                 found.kept += self._sizes[number]
         self.kept += found.kept
         found.temporary = self.live + operator.forward_scratch - before
-        self.free_after(index)
+        for number in self._dying.get(index, ()):
+            self.release(number)
 
-    def backward_through(self, index: int) -> None:
+    def _backward_through(self, index: int) -> None:
         """The backward pass of one operator; nothing runs where no gradient has arrived."""
         operator, found, kept = self.operators[index], self.found[index], self.kept
         arrived = self.gradients.at(operator.number)
@@ -148,12 +143,6 @@ class StepMemory:
         peak = self.gradients.arrive(operator.number, passed)
         if found.backward is not None:
             found.backward = max(found.backward, peak - kept)
-
-    def free_after(self, index: int, *, unless: Iterable[int] = ()) -> None:
-        """Free the feature maps whose last reader is this operator, except ``unless``, which were never allocated."""
-        for number in self._dying.get(index, ()):
-            if number not in unless:
-                self.release(number)
 
     def hold(self, number: int, size: int) -> None:
         """A tensor has one more user; the first one brings it to memory."""

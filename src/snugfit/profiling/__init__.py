@@ -1,11 +1,11 @@
 """Measurement of a model's parts: bytes, seconds and multiply-accumulates.
 
 >>> from torch import fx, nn
->>> from snugfit.profiling import StepOptions, liveness_activation_memory
+>>> from snugfit.profiling import analytic_activation_memory
 >>> network = fx.symbolic_trace(nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)))
->>> memory = liveness_activation_memory(network, (1, 8, 8), {"3.weight", "3.bias"}, StepOptions(batch=4))
->>> memory.peak_bytes  # of activations, in the block that needs most
-17512
+>>> memory = analytic_activation_memory(network, (1, 8, 8), {"3.weight", "3.bias"}, batch=4)
+>>> memory.peak_bytes  # of an image's activations, in the block that needs most
+0
 
 ``examples/own_loop_with_selection.py`` times the tensors of a network with it.
 """
@@ -19,14 +19,12 @@ from snugfit.profiling.measuring import alone, in_fresh_process, in_next_process
 from snugfit.profiling.probe import META_PASS_BYTES, Probe, measure_probe, smallest_floor
 
 if TYPE_CHECKING:
-    from snugfit.profiling.activation import analytic_activation_memory, liveness_activation_memory
-    from snugfit.profiling.liveness import StepOptions
+    from snugfit.profiling.activation import analytic_activation_memory
     from snugfit.profiling.own_loop import time_tensors
     from snugfit.profiling.tensors import TensorProbe, WholeStep
 
 _LATE = {
-    "snugfit.profiling.activation": ("analytic_activation_memory", "liveness_activation_memory"),
-    "snugfit.profiling.liveness": ("StepOptions",),
+    "snugfit.profiling.activation": ("analytic_activation_memory",),
     "snugfit.profiling.own_loop": ("time_tensors",),
     "snugfit.profiling.tensors": ("TensorProbe", "WholeStep"),
 }
@@ -36,7 +34,6 @@ __all__ = [
     "META_PASS_BYTES",
     "Measurements",
     "Probe",
-    "StepOptions",
     "TensorProbe",
     "WholeStep",
     "alone",
@@ -44,7 +41,6 @@ __all__ = [
     "describe",
     "in_fresh_process",
     "in_next_process",
-    "liveness_activation_memory",
     "measure_probe",
     "measure_probes",
     "smallest_floor",

@@ -1,4 +1,4 @@
-"""Activation memory of any traced network, block by block: by the paper's rule, and by liveness."""
+"""Activation memory of any traced network, block by block, by the paper's rule."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
+from snugfit._chain import find_blocks
+from snugfit._chain.blocks import is_side
 from snugfit._chain.propagation import Shapes, node_shapes
 from snugfit.memory.activation import ActivationMemory, LayerRecord, add_up
-from snugfit.profiling.liveness import Members, StepOptions, find_members, liveness_records, sampled_nodes
-from snugfit.profiling.meta_profiler import profile_on_meta
 
 FLOAT_BYTES, FROZEN_BYTES = 4, 1
 """Bytes of an activation or a trained weight, and of a frozen weight."""
@@ -32,16 +32,52 @@ _SMOOTH_CALLS = (
 
 @dataclass(frozen=True)
 class Resident:
-    """Bytes in use during the whole step: weights and buffers, gradients that accumulate, and the optimizer's state."""
+    """Bytes in use during the whole step: weights and buffers, and the optimizer's state."""
 
     weights: int
-    gradients: int
     optimizer: int
 
     @property
     def total(self) -> int:
         """Their sum."""
-        return self.weights + self.gradients + self.optimizer
+        return self.weights + self.optimizer
+
+
+@dataclass(frozen=True)
+class _Members:
+    """Operators and their blocks.
+
+    Attributes:
+        names: of the blocks.
+        block: number of the block of every operator.
+        side: those operators that belong to a side module.
+        entries: for each block, the operator whose output enters it, or the network's input.
+        residual: numbers of the blocks whose input is read in more than one place, not counting its side module.
+    """
+
+    names: tuple[str, ...]
+    block: dict[fx.Node, int]
+    side: frozenset[fx.Node]
+    entries: tuple[fx.Node, ...]
+    residual: frozenset[int]
+
+    @classmethod
+    def of(cls, module: fx.GraphModule, input_shape: tuple[int, ...]) -> _Members:
+        """Those of a traced network, with or without a side network; blocks are numbered as by ``find_blocks``."""
+        blocks = find_blocks(module, input_shape)
+        block = {node: number for number, part in enumerate(blocks) for node in part.nodes}
+        side = frozenset(node for node in block if is_side(node))
+        return cls(
+            names=tuple(part.name for part in blocks),
+            block=block,
+            side=side,
+            entries=tuple(part.entry for part in blocks),
+            residual=frozenset(
+                number
+                for number, part in enumerate(blocks)
+                if len(part.entry.users.keys() & (set(part.nodes) - side)) > 1
+            ),
+        )
 
 
 def analytic_activation_memory(
@@ -57,45 +93,28 @@ def analytic_activation_memory(
         side_first: whether a side module runs before its block, as in Rep-Net's code; else after it, which gives the
             paper's figure.
     """
-    members = find_members(module, input_shape)
+    members = _Members.of(module, input_shape)
     records = _analytic_records(module, input_shape, trains, members, side_first=side_first)
     parameters = sum(p.numel() * (FLOAT_BYTES if n in trains else FROZEN_BYTES) for n, p in module.named_parameters())
     return add_up(members.names, records, parameter_bytes=parameters, batch=batch)
 
 
-def liveness_activation_memory(
-    module: fx.GraphModule, input_shape: tuple[int, ...], trains: Set[str], options: StepOptions | None = None
-) -> ActivationMemory:
-    """Activation memory by the liveness of tensors: bytes of blocks are of the whole batch, including the batch itself.
+def resident_bytes(module: nn.Module, trains: Set[str], *, state_copies: float, int8: bool = False) -> Resident:
+    """Memory of a network's weights during the whole step.
 
-    Each layer is measured as it is, lean or stock, in its current mode. Workspace inside an operator is not a tensor
-    and does not count. Arguments are as for :func:`analytic_activation_memory`; the defaults hold without options.
-
-    Raises:
-        ValueError: a BatchNorm layer in training mode has a single value per channel, as with one image of one pixel.
+    Args:
+        module: may be on meta.
+        trains: names of the trained parameters.
+        state_copies: bytes of optimizer state per byte of trained weights: 2 for Adam.
+        int8: whether frozen weights of convolutions and linear layers are stored as int8.
     """
-    step, members = options or StepOptions(), find_members(module, input_shape)
-    operators = profile_on_meta(module, input_shape, trains, step.batch, sampled_nodes(members, step.by_sample))
-    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    image_bytes = step.batch * math.prod(input_shape) * dtype.itemsize
-    records = liveness_records(operators, members, image_bytes, step)
-    resident = resident_bytes(
-        module, trains, state_copies=step.state_copies, holds_gradients=step.holds_gradients, int8=step.int8
-    )
-    return add_up(members.names, records, parameter_bytes=resident.total, batch=step.batch, images=step.batch)
-
-
-def resident_bytes(
-    module: nn.Module, trains: Set[str], *, state_copies: float, holds_gradients: bool = False, int8: bool = False
-) -> Resident:
-    """Memory of a network's weights during the whole step; options as in ``StepOptions``."""
     weights = trained = 0
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         if name in trains:
             trained += tensor.nbytes
         coded = int8 and tensor.dim() > 1 and tensor.is_floating_point() and name not in trains
         weights += _int8_bytes(tensor) if coded else tensor.nbytes
-    return Resident(weights, trained if holds_gradients else 0, math.ceil(state_copies * trained))
+    return Resident(weights, math.ceil(state_copies * trained))
 
 
 def _int8_bytes(weight: torch.Tensor) -> int:
@@ -104,7 +123,7 @@ def _int8_bytes(weight: torch.Tensor) -> int:
 
 
 def _analytic_records(
-    module: fx.GraphModule, input_shape: tuple[int, ...], trains: Set[str], members: Members, *, side_first: bool
+    module: fx.GraphModule, input_shape: tuple[int, ...], trains: Set[str], members: _Members, *, side_first: bool
 ) -> list[LayerRecord]:
     """Records of all layers by the rule of TinyTL, Rep-Net and Yoosefi et al.: one image, forward pass alone.
 
@@ -168,7 +187,7 @@ def _floats(shapes: Shapes, node: fx.Node) -> int:
     return 0 if shape is None else FLOAT_BYTES * math.prod(shape[1:])
 
 
-def _order(module: fx.GraphModule, members: Members, *, side_first: bool) -> list[fx.Node]:
+def _order(module: fx.GraphModule, members: _Members, *, side_first: bool) -> list[fx.Node]:
     """Operators by block, a side module's before or after the others of its block."""
 
     def place(node: fx.Node) -> tuple[int, bool]:

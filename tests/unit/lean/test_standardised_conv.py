@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from snugfit.lean import StandardisedConv2d
-from snugfit.memory.tensors import saved_bytes
+from snugfit.memory.tensors import saved_bytes, tensor_peak_bytes
 
 
 def by_formula(weight):
@@ -47,6 +47,13 @@ def test_output_and_gradients_are_those_of_the_formula(kernel, stride, groups, t
 def test_only_the_input_is_kept():
     layer, images = StandardisedConv2d(8, 8, 5, padding=2, groups=2, bias=False), torch.randn(2, 8, 6, 6)
     assert saved_bytes(lambda: layer(images.requires_grad_()), [layer.weight]) == images.numel() * 4
+
+
+def test_the_backward_pass_takes_three_tensors_like_the_weight():
+    layer = StandardisedConv2d(64, 64, 5, padding=2, groups=2, bias=False).to(memory_format=torch.channels_last)
+    images = torch.randn(2, 64, 1, 1, requires_grad=True).contiguous(memory_format=torch.channels_last)
+    peak = tensor_peak_bytes(lambda: layer(images).sum().backward(), [layer, images])
+    assert peak < 4.2 * layer.weight.nbytes, "the weight, what is made of it, its gradient, and their product"
 
 
 @pytest.mark.parametrize("without", [True, False])

@@ -1,4 +1,4 @@
-"""``profile --activation-memory``: both analytic figures and the measured one, of whatever trains."""
+"""``profile --activation-memory``: the analytic figures and the measured one, of whatever trains."""
 
 import psutil
 import pytest
@@ -33,15 +33,13 @@ def table_of(trained):
 
 
 @pytest.mark.parametrize("trained", ["sidenet", "head", "bias+head", "full"])
-def test_the_allocator_agrees_with_the_true_figure(trained):
+def test_a_step_takes_weights_state_and_at_least_what_is_kept(trained):
     table = table_of(trained)
-    measured = table["measured"]["tensor_peak_bytes"]
-    assert table["trained"] == trained and table["measured"]["batch"] == table["true"]["batch"] == 4
-    assert measured == pytest.approx(table["true"]["total_bytes"], rel=0.05)
+    assert table["trained"] == trained and table["measured"]["batch"] == table["batch"] == 4
     assert table["total_bytes"] == 4 * table["peak_bytes"] + table["parameter_bytes"]
-    resident = table["true"]["resident"]
-    assert sum(resident.values()) == table["true"]["parameter_bytes"]
-    assert resident["gradients"] == 0, "each is applied and freed as it comes"
+    activations = table["measured"]["tensor_peak_bytes"] - sum(table["resident"].values())
+    trained_bytes = table["resident"]["optimizer"] / 2  # of AdamW: gradients and sums of them take no more
+    assert 4 * table["cumulative_bytes"] < activations < 3 * 4 * table["peak_bytes"] + 2 * trained_bytes
 
 
 def test_what_trains_and_in_which_mode():
@@ -86,7 +84,7 @@ def test_a_profile_has_it_when_asked():
     request = assembly("smallconv", 8).request
     data = snugfit.profile_request(request, activation_memory=True, trained="head")
     memory = data["activation_memory"]
-    assert memory["trained"] == "head" and len(memory["blocks"]) == len(memory["true"]["blocks"])
+    assert memory["trained"] == "head" and memory["blocks"]
     assert all(unit["seconds"] is None and unit["macs"] > 0 for unit in data["units"]), "nothing was timed for it"
     with pytest.raises(UsageError, match="add activation_memory=True"):
         snugfit.profile_request(request, trained="head")

@@ -1,4 +1,4 @@
-"""Activation memory of a network by block: two analytic figures, and the measured peak of a step."""
+"""Activation memory of a network by block, by the paper's rule; and the measured peak of a step."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ from snugfit._training.task import precision_context
 from snugfit.errors import MEMORY_ERRORS, ModelError
 from snugfit.lean import enable_inplace, release_images, use_lean
 from snugfit.memory import MemoryLimit, is_out_of_memory, release_memory
-from snugfit.memory.activation import ActivationMemory
 from snugfit.memory.tensors import tensor_peak_bytes
-from snugfit.profiling.activation import analytic_activation_memory, liveness_activation_memory, resident_bytes
-from snugfit.profiling.liveness import StepOptions
+from snugfit.profiling.activation import analytic_activation_memory, resident_bytes
 from snugfit.strategies.memory_estimates import TENSOR_TO_PROCESS, fill_synthetic_weights, random_batch
 from snugfit.strategies.sidenet.config import SidenetScheme
 from snugfit.strategies.sidenet.frozen import SIDE_PREFIX
@@ -43,7 +41,7 @@ class TrainedNetwork:
 def activation_table(
     chain: Chain, workload: Workload, trained: Trained | None, limit: MemoryLimit, *, lean: bool = True
 ) -> dict[str, Any]:
-    """Activation memory by the paper's rule, by liveness of tensors, and measured in two steps on synthetic images.
+    """Activation memory by the paper's rule, and measured in two steps on synthetic images.
 
     By default a side network trains if the model can have one, else everything. The limit is enforced during the
     measurement.
@@ -51,33 +49,31 @@ def activation_table(
     Returns:
         The fields of :class:`snugfit.memory.activation.ActivationMemory` by the paper's rule, bytes of blocks per
         image, and these: ``trained``; ``side_first``, peak and total if side modules run before their blocks, as in
-        Rep-Net's published code; ``true``, the fields for the batch by liveness of tensors, with ``resident`` bytes;
-        ``measured``, ``tensor_peak_bytes`` of a step, None if memory does not suffice.
+        Rep-Net's published code; ``resident``, bytes of weights and optimizer state in such a step; ``measured``,
+        ``tensor_peak_bytes`` of a step, None if memory does not suffice.
 
     Raises:
         ModelError: ``trained`` is ``sidenet``, and no side network can be attached to the model.
     """
     shape, batch, prepared = workload.input_shape, workload.batch_size, prepare_network(chain, trained)
-    network, copies = copy.deepcopy(prepared.module), workload.optimizer.state_per_parameter
+    network = copy.deepcopy(prepared.module)
+    resident = resident_bytes(network, prepared.names, state_copies=workload.optimizer.state_per_parameter)
     if lean:
         use_lean(network)
         enable_inplace(network)
-    measured_network = copy.deepcopy(network)
-    spent = lean and prepared.trained != "full" and release_images(measured_network)
+        if prepared.trained != "full":
+            release_images(network)
     paper, ahead = (
         analytic_activation_memory(prepared.module, shape, prepared.names, batch=batch, side_first=first)
         for first in (False, True)
     )
-    options = StepOptions(batch=batch, state_copies=copies, spent=spent)
-    true = liveness_activation_memory(network, shape, prepared.names, options)
     with limit:
-        measured = _measured(measured_network, workload, limit.device, true)
-    resident = resident_bytes(network, prepared.names, state_copies=copies)
+        measured = _measured(network, workload, limit.device, batch * paper.peak_bytes + resident.total)
     return {
         **to_data(paper),
         "trained": prepared.trained,
         "side_first": {"peak_bytes": ahead.peak_bytes, "total_bytes": ahead.total_bytes},
-        "true": {**to_data(true), "resident": to_data(resident)},
+        "resident": to_data(resident),
         "measured": {"batch": batch, "tensor_peak_bytes": measured},
     }
 
@@ -104,9 +100,9 @@ def prepare_network(chain: Chain, trained: Trained | None) -> TrainedNetwork:
     return TrainedNetwork(module, trained, names)
 
 
-def _measured(module: nn.Module, workload: Workload, device: torch.device, true: ActivationMemory) -> int | None:
+def _measured(module: nn.Module, workload: Workload, device: torch.device, expected_bytes: float) -> int | None:
     """Peak tensor bytes of two steps; None if they do not fit."""
-    if device.type == "cpu" and true.total_bytes * TENSOR_TO_PROCESS > psutil.virtual_memory().available:
+    if device.type == "cpu" and expected_bytes * TENSOR_TO_PROCESS > psutil.virtual_memory().available:
         return None
     try:
         return step_peak(module, workload, device)
