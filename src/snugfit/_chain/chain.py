@@ -207,6 +207,14 @@ class Chain:
                 reasons.append(f"{unit.name} {reason}, which would differ when it runs again; use backprop")
         return reasons
 
+    def reasons_against_freezing(self) -> list[str]:
+        """Reasons against a strategy that freezes parts, or trains on images that only measure: changing buffers."""
+        units = () if self.undivided else self.all_units
+        changed = next((found for each in units for found in changed_buffers(each.module, each.input_shape)), None)
+        if changed is None:
+            return []
+        return [f"the buffer '{changed}' changes in every forward pass, and frozen parts must not; use backprop"]
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the head's output from (batch, *input_shape), as the model does."""
         for unit in self.all_units:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 from snugfit._chain.python_state import attributes_kept, python_state
 from snugfit._chain.random_numbers import random_numbers_kept, random_state
@@ -48,14 +48,14 @@ def run_on_meta(
 
 
 def changed_buffers(module: nn.Module, input_shape: tuple[int, ...]) -> list[str]:
-    """Names of buffers that a pass in training mode changes, except those of batch norms; none if it needs values."""
+    """Names of buffers that a pass in training mode changes, but of norms' statistics; none if it needs values."""
     found: list[str] = []
 
     def buffers() -> dict[str, torch.Tensor]:
         return {
             f"{owner}.{name}".lstrip("."): each
             for owner, layer in module.named_modules()
-            if not isinstance(layer, _BatchNorm)
+            if not isinstance(layer, _NormBase)
             for name, each in layer.named_buffers(recurse=False)
         }
 

@@ -179,6 +179,11 @@ def test_tolerance_is_the_accuracy_given_up_for_size(tolerance, index):
     assert choose_exit(LADDER, 100, tolerance).index == index
 
 
+@pytest.mark.parametrize(("best", "other", "tolerance"), [(0.8, 0.7, 0.1), (0.4, 0.35, 0.05), (0.9, 0.6, 0.3)])
+def test_exactly_the_tolerance_may_be_given_up(best, other, tolerance):
+    assert choose_exit(exits((other, 1), (best, 2)), 20, tolerance).index == 0
+
+
 def test_one_standard_error_by_default():
     error = math.sqrt(0.9 * 0.1 / 100)
     assert standard_error(0.9, 100) == pytest.approx(error) == pytest.approx(0.03)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from snugfit._core.record import ExitRecord
 
 _ROUNDING = 1e-9
-"""Tolerance that keeps the threshold inclusive when ``rho * batch`` rounds down: 0.29 * 100 is below 29."""
+"""What products and differences may round down without excluding a threshold itself: 0.29 * 100 is below 29."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def choose_exit(exits: Sequence[ExitRecord], val_count: int, tolerance: float | 
     best = max(record.val_accuracy for record in exits)
     if tolerance is None:
         tolerance = standard_error(best, val_count)
-    eligible = [record for record in exits if record.val_accuracy >= best - tolerance]
+    eligible = [record for record in exits if record.val_accuracy >= best - tolerance - _ROUNDING]
     return min(eligible, key=lambda record: (record.parameters, -record.val_accuracy))
 
 

@@ -170,6 +170,8 @@ class Blockwise(BlockwiseSettings):
             for partition in self._partitions(loss, units, workload, chain)
         ]
         found = [each for each in found if each[0] > 1 or each[1] == 0]  # a single module has the network's own loss
+        if self._fixed_units is None and chain.reasons_against_units(recomputed=True):
+            found = [each for each in found if not any(each[3].schedules)]
         found.sort(key=lambda each: each[:2])
         return self._lazy_probes([each[2:] for each in found], workload, chain, hardware)
 

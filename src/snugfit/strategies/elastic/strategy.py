@@ -37,7 +37,7 @@ class Elastic(ElasticSettings):
         """Reasons why the model is unsupported, such as no tensor to select."""
         if chain.undivided or chain.inputs:
             return chain.reasons_against_units()
-        reasons = needs_classes(workload) + chain.reasons_against_units()
+        reasons = needs_classes(workload) + chain.reasons_against_units() + chain.reasons_against_freezing()
         named = (pair for unit in chain.all_units for pair in unit.module.named_parameters())
         trainable = {name for name, parameter in named if parameter.requires_grad}
         if not trainable:

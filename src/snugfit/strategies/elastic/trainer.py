@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.hooks import RemovableHandle
 
 from snugfit._core.workload import Workload
@@ -21,10 +21,10 @@ from snugfit.surgery import adopt_widths
 
 
 def set_modes(module: nn.Module) -> None:
-    """Set training mode; BatchNorm keeps using its pre-trained statistics."""
+    """Set training mode; norms keep using their pre-trained statistics."""
     module.train()
     for layer in module.modules():
-        if isinstance(layer, _BatchNorm):
+        if isinstance(layer, _NormBase):
             layer.eval()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -90,7 +90,7 @@ class _Watch(TorchDispatchMode):
         self._written: dict[int, int] = {}
         self._numbers: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._weights = set(self._sizes([*network.parameters(), *network.buffers()]))
-        norms = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)]
+        norms = [layer for layer in network.modules() if isinstance(layer, _NormBase)]
         self._statistics = set(self._sizes([(norm.running_mean, norm.running_var) for norm in norms]))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -182,7 +182,7 @@ def _read_tensors(layer: nn.Module) -> Iterator[Tensor]:
     """Weights and buffers of a layer, of any shapes, but no count of batches, which recomputation leaves."""
     yield from layer.parameters(recurse=False)
     for name, buffer in layer.named_buffers(recurse=False):
-        if not isinstance(layer, _BatchNorm) or name != "num_batches_tracked":
+        if not isinstance(layer, _NormBase) or name != "num_batches_tracked":
             yield buffer
 
 

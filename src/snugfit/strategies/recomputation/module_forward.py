@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from snugfit._training.network import Forward
@@ -21,11 +21,11 @@ Around = Callable[..., Any]
 
 @contextmanager
 def _frozen_statistics(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let BatchNorm normalise by its batch without updating its buffers: the first forward pass has updated them.
+    """Let norms normalise as in training without updating their statistics: the first forward pass has updated them.
 
     The buffers are still passed, with momentum 0, since recomputation must save the same tensors as the first pass.
     """
-    norms = [m for module in modules for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    norms = [m for module in modules for m in module.modules() if isinstance(m, _NormBase) and m.track_running_stats]
     settings = [(norm.momentum, norm._buffers["num_batches_tracked"]) for norm in norms]
     for norm in norms:
         norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, None

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import torch
 from torch import fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 from snugfit._chain import Chain, classifier_names
 from snugfit._core.option_groups import Trained
@@ -93,7 +93,7 @@ def prepare_network(chain: Chain, trained: Trained | None) -> TrainedNetwork:
     names = frozenset(every if trained == "full" else trained_names(every, classifier_names(chain), scheme))
     module.train()
     for name, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm) and not name.startswith(SIDE_PREFIX):
+        if isinstance(layer, _NormBase) and not name.startswith(SIDE_PREFIX):
             layer.eval()
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in names)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 from snugfit import lean
 from snugfit._chain import Chain
@@ -40,7 +40,7 @@ def trained_names(names: Iterable[str], classifier: Iterable[str], scheme: Siden
 
 
 class FrozenTrainer(NetworkTrainer):
-    """Train some parameters by cross entropy; BatchNorm outside the side network keeps its pre-trained statistics.
+    """Train some parameters by cross entropy; norms outside the side network keep their pre-trained statistics.
 
     Frozen parameters have no gradients and no optimizer state, and are not in checkpoints: they never change. Those
     of the side network have the peak learning rate ``side_lr``, the others that of the workload.
@@ -55,14 +55,14 @@ class FrozenTrainer(NetworkTrainer):
         self._norms = [
             layer
             for name, layer in module.named_modules()
-            if isinstance(layer, _BatchNorm) and not name.startswith(SIDE_PREFIX)
+            if isinstance(layer, _NormBase) and not name.startswith(SIDE_PREFIX)
         ]
         super().__init__(module, module, workload, micro_batches)
         ratio = side_lr / workload.optimizer.lr
         self.optimizers.scale_lr({name: ratio for name in self.optimizers.parameters if name.startswith(SIDE_PREFIX)})
 
     def train_mode(self) -> None:
-        """Training mode, but BatchNorm of the frozen network in evaluation mode."""
+        """Training mode, but norms of the frozen network in evaluation mode."""
         self.module.train()
         for norm in self._norms:
             norm.eval()

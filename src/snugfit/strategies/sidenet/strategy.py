@@ -77,6 +77,7 @@ class Sidenet(SidenetSettings):
         """
         if reasons := needs_classes(workload) + chain.reasons_against_units():
             return reasons
+        reasons = chain.reasons_against_freezing()
         if not classifier_names(chain):
             reasons.append("no parameter of the model requires a gradient: there is no classifier to train")
         if self.scheme == "rep-net":
