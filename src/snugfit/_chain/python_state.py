@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 _NO_STATE = {*vars(nn.Module()), "forward"} - {"training"}
@@ -37,3 +40,36 @@ def attributes_kept(module: nn.Module) -> Iterator[dict[str, Any]]:
             for key in vars(layer).keys() - attributes.keys():
                 del vars(layer)[key]
             vars(layer).update(attributes)
+
+
+@contextlib.contextmanager
+def restored(module: nn.Module) -> Iterator[None]:
+    """Give all layers of a module their attributes, buffers and containers of Python back as they were.
+
+    Tensors are copied that are buffers or attributes; of containers only which items they hold is restored. Parameters
+    are not copied.
+    """
+    undo = [_undoing(value) for layer in module.modules() for value in vars(layer).values()]
+    undo += [_undoing(buffer) for buffer in module.buffers()]
+    try:
+        with attributes_kept(module):
+            yield
+    finally:
+        for each in undo:
+            each()
+
+
+def _undoing(value: Any) -> Callable[[], object]:
+    """What gives an attribute's value, a tensor of any shape or a container, its content of now."""
+    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and not value.is_inference():
+        content = value.detach().clone()
+        return lambda: value.detach().copy_(content)
+    if isinstance(value, (dict, list, deque, set)):
+        items = copy.copy(value)
+
+        def refill() -> None:
+            value.clear()
+            value.update(items) if isinstance(value, (dict, set)) else value.extend(items)
+
+        return refill
+    return lambda: None

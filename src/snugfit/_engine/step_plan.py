@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from snugfit._chain.python_state import restored
 from snugfit._core.profile import ProbeLine, Profile
+from snugfit._engine.kept_values import values_kept
 from snugfit._engine.loop_plan import LOADED_BATCHES, LoopPlan, infeasible, wider_limits
 from snugfit._engine.loop_trainer import set_to_zero
 from snugfit._planner import MeasurementContext
@@ -100,23 +102,25 @@ class LibraryStep:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Trials inside change neither weights, nor buffers, nor random numbers, and leave no gradients.
+        """Trials inside change neither weights, nor what layers hold besides, nor random numbers; no gradient is left.
 
-        Gradients are set to zero before they are applied: times a rate of zero, an infinite one would be NaN.
+        Gradients are set to zero before they are applied: times a rate of zero, an infinite one would be NaN. An
+        optimizer may still change weights, as may a step itself.
+
+        Raises:
+            OutOfStorageError: there is no room for a file of the weights.
         """
-        buffers = {each: each.clone() for each in self.module.buffers()}
         trained = [each for each in self.module.parameters() if each.requires_grad]
         handles = [each.register_post_accumulate_grad_hook(set_to_zero) for each in trained]
-        try:
-            with drawing_nothing({each.device for each in trained if each.is_cuda}):
+        devices = {each.device for each in trained if each.is_cuda}
+        with values_kept(self.module.parameters()), restored(self.module), drawing_nothing(devices):
+            try:
                 yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            self.module.zero_grad()
-            self.recomputation.use(KEEPING)
-            for buffer, value in buffers.items():
-                buffer.copy_(value)
+            finally:
+                for handle in handles:
+                    handle.remove()
+                self.module.zero_grad()
+                self.recomputation.use(KEEPING)
 
 
 @contextmanager
@@ -133,7 +137,8 @@ def drawing_nothing(devices: Iterable[torch.device] = ()) -> Iterator[None]:
 
 def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """An optimizer of the same parameters and settings, with a learning rate of zero and a state of its own."""
-    twin = copy.copy(optimizer)
+    twin = copy.copy(optimizer)  # without attributes of a class of the user's own, and without a scheduler's ``step``
+    vars(twin).update({key: value for key, value in vars(optimizer).items() if key not in {*vars(twin), "step"}})
     twin.state = defaultdict(dict)
     twin.param_groups = [{**group, "lr": 0.0} for group in optimizer.param_groups]
     return twin

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from snugfit._core.profile import ProbeLine, ProbePoint, Profile
+from snugfit._engine.kept_values import values_kept
 from snugfit._engine.step_plan import LibraryStep, StepPlanner, _with_kernels_of_all
 from snugfit.errors import UsageError
 from snugfit.integrations._recomputation import ForwardRecomputation, NoRecomputation
@@ -51,6 +52,79 @@ def test_trials_change_nothing(kind, scale):
     assert all(parameter.grad is None for parameter in model.parameters())
     step.passes(4)
     assert any(parameter.grad.abs().sum() != 0 for parameter in model.parameters()), "no hook is left"
+
+
+class Collecting(nn.Module):
+    """Changes in a pass what layers hold: a list, a count, a buffer that is assigned, a metric, and a frozen weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.key = small(), small().requires_grad_(False).to(memory_format=torch.channels_last)
+        self.outputs, self.names, self.count, self.total = [], {}, 0, torch.zeros(3)
+        self.register_buffer("center", torch.zeros(5))
+
+    def forward(self, x):
+        out = self.net(x)
+        with torch.no_grad():
+            for key, own in zip(self.key.parameters(), self.net.parameters(), strict=True):
+                key.mul_(0.9).add_(own, alpha=0.1)
+        self.center = 0.9 * self.center + 0.1 * out.detach().mean(0)
+        self.outputs.append(out.detach())
+        self.names["last"] = self.feature = out
+        self.total += 1
+        self.count += 1
+        return out
+
+
+def test_trials_change_nothing_that_layers_hold():
+    model = Collecting()
+    before, outputs, total = copy.deepcopy(model.state_dict()), model.outputs, model.total
+    step = step_of(model, torch.optim.SGD(model.net.parameters(), lr=0.1))
+    with step.unchanged():
+        step.trial("")(4)
+        assert (
+            model.count == 2 and len(outputs) == 2 and not torch.equal(model.state_dict()["center"], before["center"])
+        )
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert model.outputs is outputs and model.total is total and not total.any()
+    assert (model.outputs, model.names, model.count) == ([], {}, 0) and not hasattr(model, "feature")
+
+
+class OwnRate(torch.optim.SGD):
+    """Decays weights by a rate of its own, and has an attribute."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        self.decay = 0.5
+
+    def step(self, closure=None):
+        super().step(closure)
+        with torch.no_grad():
+            for each in self.param_groups[0]["params"]:
+                each.mul_(self.decay)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_an_optimizer_with_a_rate_of_its_own_changes_no_weight(layout):
+    model = small().to(memory_format=layout)
+    optimizer = OwnRate(model.parameters())
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    before = copy.deepcopy(model.state_dict())
+    step = step_of(model, optimizer)
+    with step.unchanged():
+        step.trial("")(4)
+        assert not torch.equal(model[0].weight, before["0.weight"])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_values_come_back_to_any_layout_and_type():
+    tensors = [torch.randn(3, 4, 5, 6), torch.randn(8, 6).bfloat16().t(), torch.randn(4, 6)[:, ::2], torch.tensor(2.0)]
+    before = [each.clone() for each in tensors]
+    with pytest.raises(RuntimeError, match="failed"), values_kept(tensors):
+        for each in tensors:
+            each.fill_(7)
+        raise RuntimeError("failed")
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(tensors, before, strict=True))
 
 
 def test_all_schedules_need_what_kernels_of_a_new_size_took_the_first():
