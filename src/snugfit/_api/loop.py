@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from numbers import Real
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from snugfit._chain import Chain
+from snugfit._chain.hooks import hook_of
+from snugfit._chain.python_state import restored
 from snugfit._chain.random_numbers import random_numbers_kept
 from snugfit._core.amounts import parse_bytes
 from snugfit._core.keywords import LoopKeywords, with_keywords
@@ -142,7 +144,10 @@ class FitStep:
         self._first_lr = self._lr = network.optimizer.lr
         self._kinds = [kind_of(each)[0] for each in example]
         self._inputs = network.chain.inputs
+        self._model = network.model
         self._modules = list(network.model.modules())
+        self._trained = {id(each): each for each in network.model.parameters() if each.requires_grad}
+        self._uncalled = network.chain.uncalled_modules(network.model)
         self._ignored = IgnoredTargets(network.loss, network.chain.head.output_shape, next(network.model.parameters()))
         self._known = {*part_sizes(plan.batch_size, plan.micro_batches)}
         self._steps = self._measured = 0
@@ -221,6 +226,7 @@ class FitStep:
             raise UsageError(
                 "a step was called after the context of snugfit.fit, where no budget holds; move it inside."
             )
+        self._check_model()
         if not isinstance(targets, Tensor):
             raise UsageError(
                 f"the targets of a step must be a tensor, as in the example, not {type(targets).__name__}."
@@ -241,6 +247,21 @@ class FitStep:
                 f"micro-batches of {self.plan.micro_batch}, whose means would not be that of the batch. Leave these "
                 "images out, use a larger memory=, or smaller batches."
             )
+
+    def _check_model(self) -> None:
+        """Refuse changes of the model that a step would not follow."""
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad and id(parameter) not in self._trained:
+                raise UsageError(
+                    f"'{name}' did not train when snugfit.fit began; end the context, and begin another one after "
+                    "layers were unfrozen or replaced."
+                )
+        for name, module in self._uncalled:
+            if kind := hook_of(module):
+                raise UsageError(
+                    f"{kind} of '{name}' was registered after snugfit.fit had begun, and would not run; register it "
+                    "before."
+                )
 
     def _tick(self) -> None:
         """Read the peak, and let the limit follow the memory that is mapped; trim the heap at times."""
@@ -346,7 +367,8 @@ def fit(
     resting = baseline(None, device)
     meter = make_meter(resting, device)  # its thread begins before memory is limited
     with MemoryLimit(int(parse_bytes(chosen.memory)), resting, device) as limit:
-        with planning(chosen.batch_size, limit):
+        state = restored(loss_function) if isinstance(loss_function, nn.Module) else nullcontext()
+        with planning(chosen.batch_size, limit), state:
             step = _planned(model, loss_function, example, chosen, limit, meter)
         try:
             release_memory()
@@ -376,7 +398,8 @@ def _planned(
         shape = cast("tuple[int, int, int]", tuple(batch[0].shape[1:]))
         chain = Chain.from_any_module(model, shape, inputs=inputs)
         weight = next(model.parameters())
-        require_mean_for(loss_function, chain.head.output_shape, batch[1], weight, ignored_target(loss_function))
+        with _without(model, chain.stores):
+            require_mean_for(loss_function, chain.head.output_shape, batch[1], weight, ignored_target(loss_function))
     network = LoopNetwork(model, chain, loss_function, optimizer_of(chosen.request()))
     if weight.device.type == "cpu" and network.optimizer.name == "sgd" and _trains_float16(model):
         raise UsageError(
@@ -387,6 +410,26 @@ def _planned(
     images, targets = (_resized(each, chosen.batch_size).to(limit.device) for each in batch)
     plan = LoopPlanner(network, workload, (images, targets), limit, meter).plan()
     return FitStep(network, plan.with_kept_memory(limit, chosen.keep_freed), limit, meter, example)
+
+
+@contextmanager
+def _without(model: nn.Module, stores: Sequence[str]) -> Iterator[None]:
+    """Refuse a loss, called inside, that reads an attribute in which forward passes store a feature map."""
+    owners = [(model.get_submodule(path), key) for path, _, key in (name.rpartition(".") for name in stores)]
+    kept = [(owner, key, vars(owner).pop(key)) for owner, key in owners if key in vars(owner)]
+    try:
+        yield
+    except UsageError as error:
+        name = getattr(error.__cause__, "name", None)
+        if name not in {key for _, key in owners}:
+            raise
+        raise UsageError(
+            f"the loss reads '{name}', which the network's forward pass stores and the units of a step do not; let the "
+            "network return it, such as in one tensor with its outputs."
+        ) from error
+    finally:
+        for owner, key, value in kept:
+            setattr(owner, key, value)
 
 
 def _device_to_train_on(model: Any) -> torch.device:

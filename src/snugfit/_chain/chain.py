@@ -14,7 +14,7 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from snugfit._chain.cuts import NodeSpan, cut
-from snugfit._chain.hooks import bypassed_hooks, require_kept_hooks, require_kept_weights
+from snugfit._chain.hooks import bypassed_hooks, require_kept_hooks, require_kept_weights, uncalled
 from snugfit._chain.initialise import parameter_owners, share_parameter_dicts
 from snugfit._chain.inputs import taking_one_tensor
 from snugfit._chain.propagation import (
@@ -52,6 +52,7 @@ class Chain:
         loss: loss of its outputs and their targets, if one was passed from Python.
         optimizer: makes the update rule of a parameter by its name, if an optimizer was passed from Python.
         inputs: what the network takes, if it is several inputs; their values are then one tensor.
+        stores: attributes in which a forward pass of the model leaves feature maps, which units do not do.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Chain:
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     optimizer: Callable[[str, nn.Parameter], Any] | None = None
     inputs: tuple[Input, ...] = ()
+    stores: tuple[str, ...] = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Chain:
         """A copy with its own weights; the caller's loss and optimizer are shared."""
@@ -143,7 +145,7 @@ class Chain:
             unit.owners.update(parameter_owners(unit.module, model))
         _adopt(units[-1].module, model, stored - _stored_names(units))
         _check_untied(units)
-        return cls(name, tuple(units[:-1]), units[-1], tuple(input_shape), inputs=tuple(inputs))
+        return cls(name, tuple(units[:-1]), units[-1], tuple(input_shape), inputs=tuple(inputs), stores=traced.stores)
 
     @classmethod
     def from_units(
@@ -206,6 +208,13 @@ class Chain:
             elif reason := reason_against_second_pass(unit.module, unit.input_shape):
                 reasons.append(f"{unit.name} {reason}, which would differ when it runs again; use backprop")
         return reasons
+
+    def uncalled_modules(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
+        """The modules of the chain's model, by name, that no unit calls: their hooks run only while it is traced."""
+        if self.undivided:
+            return []
+        nodes = (node for unit in self.all_units for node in unit.module.graph.nodes)
+        return uncalled(model, (str(node.target) for node in nodes if node.op == "call_module"))
 
     def reasons_against_freezing(self) -> list[str]:
         """Reasons against a strategy that freezes parts, or trains on images that only measure: changing buffers."""

@@ -35,14 +35,19 @@ def require_kept_hooks(model: nn.Module, called: Iterable[str]) -> None:
     Raises:
         IndivisibleError: a hook would be lost; the message names the module.
     """
-    whole = set(called)
-    for name, module in model.named_modules():
-        if not _is_called(name, whole) and (kind := hook_of(module)):
+    for name, module in uncalled(model, called):
+        if kind := hook_of(module):
             owner = f"{repr(name) if name else 'the model'} ({type(module).__name__})"
             raise IndivisibleError(
                 f"{kind} of {owner} would be lost, since only layers are called",
                 "; register it on layers, or remove it.",
             )
+
+
+def uncalled(model: nn.Module, called: Iterable[str]) -> list[tuple[str, nn.Module]]:
+    """Modules, by name, that a graph which calls these layers does not call, nor any part of them."""
+    whole = set(called)
+    return [(name, module) for name, module in model.named_modules() if not _is_called(name, whole)]
 
 
 def require_kept_weights(model: nn.Module) -> None:

@@ -16,6 +16,7 @@ from torch import fx, nn
 from torch.fx.node import map_aggregate
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
+from torch.utils._pytree import tree_leaves
 
 from snugfit._chain.inputs import pack_inputs
 from snugfit._chain.python_state import attributes_kept
@@ -38,6 +39,8 @@ _DROPOUTS: dict[Any, type[nn.Module]] = {
 }
 SPLIT_BY_HAND = "Split it by hand with Chain.from_units."
 
+_Found = tuple[fx.Graph, dict[str, Any], tuple[str, ...]]
+
 
 class IndivisibleError(ModelError):
     """A network cannot be divided into units; ``reason`` says why, as a clause."""
@@ -52,12 +55,14 @@ class Traced:
     """A traced model.
 
     ``attributes`` are the objects that the graph's targets refer to; shared with the model, never copied. ``shapes``
-    are set by propagation: of each node's value with its batch axis, None if it is not a tensor.
+    are set by propagation: of each node's value with its batch axis, None if it is not a tensor. ``stores`` names
+    attributes in which a forward pass of the model leaves feature maps, which the graph does not do.
     """
 
     graph: fx.Graph
     attributes: dict[Any, Any]
     shapes: dict[fx.Node, tuple[int, ...] | None] = field(default_factory=dict)
+    stores: tuple[str, ...] = ()
 
 
 def trace(model: nn.Module, inputs: Sequence[Input] = ()) -> Traced:
@@ -80,29 +85,31 @@ def trace(model: nn.Module, inputs: Sequence[Input] = ()) -> Traced:
         if each.name not in defaults and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
             raise _several_inputs(model, each.name)
     with _buffers_kept(model):
-        graph, constants = _graph(model, defaults)
+        graph, constants, stores = _graph(model, defaults)
     _require_plain_modes(model, {str(node.target) for node in graph.nodes if node.op == "call_module"})
     _drop_other_inputs(model, graph, taken)
     if inputs:
         placeholders = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
         pack_inputs(graph, inputs, [placeholders[name] for name in taken])
-    return _finish(model, graph, constants)
+    traced = _finish(model, graph, constants)
+    traced.stores = stores
+    return traced
 
 
-def _graph(model: nn.Module, defaults: dict[str, Any]) -> tuple[fx.Graph, dict[str, Any]]:
-    """The graph, and tensors by name that are constants of it.
+def _graph(model: nn.Module, defaults: dict[str, Any]) -> _Found:
+    """The graph, tensors by name that are constants of it, and attributes in which feature maps are stored.
 
     Constants may be computed of buffers, and have no values on the meta device. Then this is part of the graph, unless
     Python needs a size of a buffer.
     """
-    graph, constants = _graph_of(model, defaults, with_buffers=False)
-    if constants:
+    found = _graph_of(model, defaults, with_buffers=False)
+    if found[1]:
         with contextlib.suppress(IndivisibleError):
             return _graph_of(model, defaults, with_buffers=True)
-    return graph, constants
+    return found
 
 
-def _graph_of(model: nn.Module, defaults: dict[str, Any], *, with_buffers: bool) -> tuple[fx.Graph, dict[str, Any]]:
+def _graph_of(model: nn.Module, defaults: dict[str, Any], *, with_buffers: bool) -> _Found:
     whole: set[str] = set()
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     while True:
@@ -122,6 +129,8 @@ def _graph_of(model: nn.Module, defaults: dict[str, Any], *, with_buffers: bool)
                     raise
                 error = raised
             constants = {key: value for key, value in vars(model).items() if key not in before}
+            stores = _stored_maps(model)
+            constants = {key: value for key, value in constants.items() if key not in stores}
         if "" in seen:
             raise IndivisibleError(
                 f"{type(model).__name__}.forward takes another path in training mode, which no traced chain can follow"
@@ -136,8 +145,18 @@ def _graph_of(model: nn.Module, defaults: dict[str, Any], *, with_buffers: bool)
             kind = type(model).__name__
             raise IndivisibleError(f"{kind}.forward draws random numbers, which a traced chain would draw once")
         if not seen:
-            return graph, constants
+            return graph, constants, stores
         whole |= seen
+
+
+def _stored_maps(model: nn.Module) -> tuple[str, ...]:
+    """The attributes of layers in which tracing has left feature maps."""
+    return tuple(
+        f"{name}.{key}".lstrip(".")
+        for name, layer in model.named_modules()
+        for key, value in vars(layer).items()
+        if any(isinstance(each, fx.Proxy) for each in tree_leaves(value))
+    )
 
 
 def _require_plain_modes(model: nn.Module, called: set[str]) -> None:

@@ -37,7 +37,7 @@ from snugfit._training.own_optimizer import OwnOptimizer
 from snugfit._training.own_parts import FUNCTIONS, OwnParts
 from snugfit._training.seeding import derive_seed
 from snugfit._training.strategy import Strategy, TrainingData
-from snugfit.errors import DataError, UsageError
+from snugfit.errors import DataError, ModelError, UsageError
 from snugfit.memory.process import library_import
 
 _DEFAULTS = {
@@ -233,6 +233,7 @@ def assemble(
     else:
         module = module_of(module, derive_seed(request.training.seed, "weights"))
         name = type(module).__name__
+        _require_float32(module, name)
         chain = on_meta(Chain.from_any_module(module, shape, name, splits.inputs))
     chain.loss = own.loss
     facts = rules_of(request.data.task).facts(request, chain, splits)
@@ -306,6 +307,16 @@ def require_optimizer_name(given: object, names: str, otherwise: str) -> None:
     if not isinstance(given, str | None):
         kind = type(given).__name__
         raise UsageError(f"optimizer= takes {names}, not {kind}: gradients are applied one by one. {otherwise}")
+
+
+def _require_float32(module: nn.Module, name: str) -> None:
+    """Refuse a module with weights of another type, raising ModelError; images are float32."""
+    types = {each.dtype for each in module.parameters() if each.is_floating_point()} - {torch.float32}
+    if types:
+        raise ModelError(
+            f"{name} has weights in {str(types.pop()).removeprefix('torch.')}; pass it in float32, as model.float(). "
+            "precision= and weight_dtype= choose what training computes in and stores."
+        )
 
 
 def optimizer_of(request: Request) -> OptimizerSettings:

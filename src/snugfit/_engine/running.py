@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from snugfit._chain import UnitStore
 from snugfit._core.documents import DocumentError, converted
 from snugfit._core.option_groups import FROM_PYTHON
 from snugfit._core.options import data_sets_in
@@ -26,7 +27,7 @@ from snugfit._core.serial import from_data, to_data
 from snugfit._core.workload import TaskName
 from snugfit._data.decoded import DecodedFile, space_for_pixels
 from snugfit._data.device_transform import Placement
-from snugfit._engine.builder import assemble, own_splits
+from snugfit._engine.builder import Assembly, assemble, own_splits
 from snugfit._engine.distributed import commands_of_run
 from snugfit._engine.history import keep_run
 from snugfit._engine.loading import Architecture, ModuleOrFactory
@@ -76,7 +77,18 @@ def begin(planned: Planned, out: str | None) -> Path:
     with run_lock(folder):
         require_run_folder(folder)
         write_run(folder, planned)
+        if planned.assembly.module is not None:
+            manifest = Manifest.reopen(folder)
+            _store_initial_weights(planned.assembly, UnitStore(folder / "weights", manifest), manifest)
     return folder
+
+
+def _store_initial_weights(assembly: Assembly, store: UnitStore, manifest: Manifest) -> None:
+    """Write the initial weights, unless the run has them; before the first checkpoint it has no others."""
+    if any(name.startswith("weights/") for name in manifest.names):
+        return
+    with manifest.rewriting("weights"):
+        assembly.store_initial_weights(store)
 
 
 def write_run(folder: Path, planned: Planned) -> None:
@@ -234,9 +246,10 @@ def _fit(folder: Path, planned: Planned, subscribers: Sequence[Subscriber], stop
             )
             resumed = run.resume()
             if not resumed:
-                with run.manifest.rewriting("weights"):
-                    assembly.store_initial_weights(run.weights)
+                _store_initial_weights(assembly, run.weights, run.manifest)
             run.infinite_buffers = infinite_buffers(assembly.chain.all_units, run.weights)
+            if not resumed:
+                run.save({})  # from now on the weights need not come from the module that it was given
             work, budget = plan.workload, plan.budget.memory_bytes
             started = (str(folder), name, work.model, work.data, budget, run.enforced, run.predicted)
             run.emit(RunStarted(*started, resumed))

@@ -176,9 +176,12 @@ class StepPlanner:
         return replace(profile, lines=_with_kernels_of_all(profile.lines))
 
     def _may_help(self, tried: Mapping[str, ProbeLine | None], available: float) -> bool:
-        """Whether a whole batch does not fit without recomputation."""
+        """Whether a whole batch does not fit without recomputation, as :meth:`_predicted` judges."""
         plain = tried.get(KEEPING)
-        return plain is None or plain.bytes_at(self.batch_size) > available - RESERVED_BYTES
+        if plain is None:
+            return True
+        step = plain.bytes_at(self.batch_size) + 2 * plain.shape_bytes
+        return with_safety(0, step) > available - RESERVED_BYTES
 
     def _probe(self, schedule: str, needed: Needed | None = None) -> Probe:
         return Probe(

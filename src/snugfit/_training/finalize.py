@@ -68,7 +68,7 @@ def evaluate_model(
     ``forward`` turns images (B, C, H, W) into outputs, such as logits (B, classes), in evaluation mode. At most
     ``batch_size`` images are in memory at once; fewer if the budget refuses them.
     """
-    score = _score(forward, data.val, run, batch_size)
+    score = score_within(forward, data.val, run, batch_size)
     val = score.value if len(data.val) else None
     metrics = {"val": values_of(run.own.metrics) if len(data.val) else {}}
     if score.at_chance:
@@ -81,7 +81,7 @@ def evaluate_model(
         )
     if data.test is None:
         return FinalEvaluation(val, None, None, score.confusion, _by_name(metrics))
-    score = _score(forward, data.test, run, batch_size)
+    score = score_within(forward, data.test, run, batch_size)
     metrics["test"] = values_of(run.own.metrics)
     return FinalEvaluation(val, score.value, score.top5, score.confusion, _by_name(metrics))
 
@@ -92,7 +92,7 @@ def _by_name(metrics: dict[str, Values]) -> dict[str, Values]:
     return {name: {split: values[name] for split, values in metrics.items() if name in values} for name in names}
 
 
-def _score(forward: Callable[[Tensor], Tensor], source: BatchSource, run: Run, size: int) -> Score:
+def score_within(forward: Callable[[Tensor], Tensor], source: BatchSource, run: Run, size: int) -> Score:
     """:func:`measure` on batches (B, ...) within the budget; if memory is refused, again with half as many images."""
     while True:
         try:

@@ -94,6 +94,7 @@ class NetworkTrainer:
         self.optimizers = ParameterOptimizers(module.named_parameters(), workload.optimizer, optimizer)
         self._precision = workload.precision
         self._weight: Tensor | None = None
+        self._in_training = False
         self._clip_norm = workload.clip_norm
         self._holds = micro_batches > 1 or workload.holds_gradients
         device, scales = next(module.parameters()).device.type, self._precision == "float16"
@@ -134,9 +135,13 @@ class NetworkTrainer:
         (self.optimizers if self.loss_scale is None else self.loss_scale).step()
 
     def train_mode(self) -> None:
-        """Put the network into training mode."""
-        if not self.module.training:  # going through all its layers takes a millisecond
+        """Put the network into training mode, by its own ``train`` if it has one.
+
+        That is done once after each evaluation, since going through all layers takes a millisecond.
+        """
+        if not (self._in_training and self.module.training):
             self.module.train()
+            self._in_training = True
 
     def evaluating(self) -> Forward:
         """The forward pass of the network in evaluation mode, images (B, C, H, W) to logits; in ``no_grad`` only."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from snugfit.profiling import unit_stats
 from snugfit.strategies.checkpoint.candidates import find_candidates
 from snugfit.strategies.recomputation.paging import recomputing_forward
 from snugfit.strategies.recomputation.schedule import Schedule
+
+Around = Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]
+"""Makes a forward pass of images (B, ...) of another one."""
 
 
 class NoRecomputation:
@@ -31,11 +34,15 @@ class ForwardRecomputation:
     Args:
         network: a module within what the library trains, whose forward pass maps images (B, ...) to one tensor.
         images: a batch (B, ...) of such images.
+        around: what a library that has replaced the network's ``forward`` computes around it; without it such a network
+            is not recomputed.
     """
 
-    def __init__(self, network: nn.Module, images: Tensor) -> None:
+    def __init__(self, network: nn.Module, images: Tensor, around: Around | None = None) -> None:
         self.network = network
-        self._before = vars(network).get("forward")  # of a library that has replaced it, too
+        self._before = vars(network).get("forward")
+        self._around = around or (lambda run: run)
+        self._hidden = self._before is not None and around is None
         shape = cast("tuple[int, int, int]", tuple(images.shape[1:]))
         self._chain = Chain.from_any_module(network, shape)
         self.schedules: Sequence[str] = self._found(shape, len(images))
@@ -48,7 +55,7 @@ class ForwardRecomputation:
 
     def _found(self, shape: tuple[int, int, int], batch: int) -> list[str]:
         meta = Chain.from_any_module(on_meta(self.network), shape)
-        if self._chain.undivided or meta.reasons_against_units(recomputed=True):
+        if self._hidden or self._chain.stores or self._chain.undivided or meta.reasons_against_units(recomputed=True):
             return []
         workload = step_workload(self.network, shape, batch, OptimizerSettings("sgd"))
         found = find_candidates(meta, unit_stats(meta), workload)
@@ -59,7 +66,7 @@ class ForwardRecomputation:
         """Recompute by a schedule from now on; none if it is empty."""
         if schedule:
             run = recomputing_forward(self._units, Schedule.parse(schedule))
-            self.network.forward = lambda images: run(self._following_modes(images))
+            self.network.forward = self._around(lambda images: run(self._following_modes(images)))
         elif self._before is not None:
             self.network.forward = self._before
         else:
@@ -72,6 +79,8 @@ class ForwardRecomputation:
         return images
 
 
-def recomputation_of(network: nn.Module | None, images: Tensor) -> ForwardRecomputation | NoRecomputation:
-    """Recomputation in a network for images (B, ...), if there is a network."""
-    return NoRecomputation() if network is None else ForwardRecomputation(network, images)
+def recomputation_of(
+    network: nn.Module | None, images: Tensor, around: Around | None = None
+) -> ForwardRecomputation | NoRecomputation:
+    """Recomputation in a network for images (B, ...), if there is a network; see :class:`ForwardRecomputation`."""
+    return NoRecomputation() if network is None else ForwardRecomputation(network, images, around)

@@ -88,12 +88,23 @@ class MemoryBudget:
 
     def _step(self) -> LibraryStep:
         batch = example_of(self._whole, self._batches.whole, self._accelerator.device)
-        self._recomputation = recomputation_of(self._network, first_tensor(batch))
+        prepared = self._network is not None and "_original_forward" in vars(self._network)
+        self._recomputation = recomputation_of(self._network, first_tensor(batch), self._lowered if prepared else None)
 
         def passes(images: int) -> None:
             self._loss(first_of(batch, images)).backward()
 
         return LibraryStep(self._model, [self._optimizer], passes, self._recomputation, bytes_of(batch))
+
+    def _lowered(self, run: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """A forward pass in the accelerator's precision, with outputs in float32, as ``prepare`` makes a model's."""
+
+        def forward(images: Tensor) -> Tensor:
+            with self._accelerator.autocast():
+                outputs = run(images)
+            return outputs.float()
+
+        return forward
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.budget.close()

@@ -21,7 +21,15 @@ SPARE_BYTES = 1 << 20
 
 _aten = torch.ops.aten
 _GENERATING = frozenset(
-    {_aten.convolution, _aten.convolution_backward, _aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm}
+    {
+        _aten.convolution,
+        _aten.convolution_backward,
+        _aten.mm,
+        _aten.addmm,
+        _aten.bmm,
+        _aten.baddbmm,
+        _aten.mkldnn_rnn_layer,
+    }
 )
 
 _NEEDED: dict[Any, int] = {}

@@ -24,13 +24,13 @@ from snugfit._storage.tensor_file import Deferred, save_model
 from snugfit._training.dry_run import dry_run_phase, smaller_batch_sizes
 from snugfit._training.ema import first_step_notice
 from snugfit._training.events import Notice
-from snugfit._training.finalize import Outcome, evaluate_model, make_record, metered
+from snugfit._training.finalize import Outcome, evaluate_model, make_record, score_within
 from snugfit._training.loop import train_phase
 from snugfit._training.network import Forward, NetworkTrainer
 from snugfit._training.own_metrics import reset, values_of
 from snugfit._training.run import Run
 from snugfit._training.strategy import TrainingData
-from snugfit._training.task import measure, task_of
+from snugfit._training.task import task_of
 from snugfit._upstream import to_channels_last
 from snugfit.lean.bfloat16_weights import store_bfloat16
 from snugfit.memory import release_memory, trim_heap
@@ -416,12 +416,9 @@ def validate(forward: Forward, data: TrainingData, run: Run, phase: Phase) -> fl
 
     ``run.own_values`` gets those of metrics from Python.
     """
-    task, own = task_of(run.workload), run.own.metrics
-    with run.limit.allow_kernels(), run.freed.kept():
-        reset(own)
-        batches = metered(data.val.in_order(phase.batch_size), run)
-        found = measure(task, forward, batches, run.device, own).value
-        run.own_values = values_of(own)
+    own = run.own.metrics
+    found = score_within(forward, data.val, run, phase.batch_size).value
+    run.own_values = values_of(own)
     if own:
         reset(own)  # what they keep is memory
         release_memory()

@@ -82,9 +82,7 @@ def test_trials_change_nothing_that_layers_hold():
     step = step_of(model, torch.optim.SGD(model.net.parameters(), lr=0.1))
     with step.unchanged():
         step.trial("")(4)
-        assert (
-            model.count == 2 and len(outputs) == 2 and not torch.equal(model.state_dict()["center"], before["center"])
-        )
+        assert model.count == len(outputs) == 2 and not torch.equal(model.center, before["center"])
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert model.outputs is outputs and model.total is total and not total.any()
     assert (model.outputs, model.names, model.count) == ([], {}, 0) and not hasattr(model, "feature")
@@ -212,13 +210,15 @@ def test_dropouts_follow_the_mode_of_the_network():
         assert not (model.eval()(images) == 0).any()
 
 
-def test_a_forward_pass_that_a_library_replaced_comes_back():
-    model = small()
-    replaced = model.forward
-    model.forward = replaced
-    recomputation = ForwardRecomputation(model, torch.randn(2, 1, 8, 8))
+def test_a_forward_pass_that_a_library_replaced_is_recomputed_inside_of_that():
+    model, images = small().eval(), torch.randn(2, 1, 8, 8)
+    of_class = model.forward
+    replaced = model.forward = lambda images: 2 * of_class(images)
+    assert not ForwardRecomputation(model, images).schedules
+    recomputation = ForwardRecomputation(model, images, lambda run: lambda images: 2 * run(images))
+    plain = model(images)
     recomputation.use(recomputation.schedules[-1])
-    assert model.forward is not replaced
+    assert model.forward is not replaced and torch.equal(model(images), plain)
     recomputation.use("")
     assert model.forward is replaced
 

@@ -122,17 +122,6 @@ def test_memory_that_the_loop_keeps_is_refused(fresh_process):
     assert "was refused memory within memory=60.0 MB" in found
 
 
-def test_steps_are_measured_in_training_mode_whatever_the_mode_is():
-    from torch import nn
-
-    from snugfit.integrations.accelerate import _training
-
-    net = nn.Sequential(nn.Dropout(), nn.BatchNorm2d(4).eval())
-    with _training(net):
-        assert all(each.training for each in net.modules())
-    assert [each.training for each in net.modules()] == [True, True, False]
-
-
 def test_accumulation_of_ones_own_is_refused():
     import torch
     from accelerate import Accelerator
@@ -145,3 +134,44 @@ def test_accumulation_of_ones_own_is_refused():
     parts = {"model": net, "optimizer": torch.optim.SGD(net.parameters()), "loader": None}
     with pytest.raises(UsageError, match="sets gradient_accumulation_steps itself"):
         MemoryBudget(Accelerator(cpu=True, gradient_accumulation_steps=2), "1GB", lambda batch: 0, **parts)
+
+
+def lowered():
+    """Types in which convolutions of a prepared network run, and of its outputs: as it is, and recomputed."""
+    import torch
+    from accelerate import Accelerator
+    from torch import nn
+    from torch.nn import functional as F
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from snugfit.integrations.accelerate import MemoryBudget
+
+    seen = []
+
+    class Seeing(nn.Conv2d):
+        def forward(self, x):
+            out = super().forward(x)
+            seen.append(str(out.dtype))
+            return out
+
+    net = nn.Sequential(*[Seeing(3, 3, 3) for _ in range(4)], nn.Flatten(), nn.Linear(192, 10))
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.05))
+    loader = DataLoader(TensorDataset(torch.randn(8, 3, 16, 16), torch.randint(10, (8,))), batch_size=8)
+    parts = {"model": model, "optimizer": optimizer, "loader": loader, "network": net}
+    budget = MemoryBudget(accelerator, "1GB", lambda batch: F.cross_entropy(model(batch[0]), batch[1]), **parts)
+    recomputation, found = budget._step().recomputation, []
+    assert recomputation.schedules
+    for schedule in ("", "(0-1) 2-4"):
+        recomputation.use(schedule)
+        seen.clear()
+        outputs = model(torch.randn(2, 3, 16, 16))
+        outputs.sum().backward()
+        found.append((sorted(set(seen)), str(outputs.dtype), len(seen)))
+    return found
+
+
+def test_recomputation_stays_in_the_accelerators_precision(fresh_process):
+    (*plain, calls), (*recomputed, more_calls) = fresh_process(lowered)["lowered"]
+    assert plain == recomputed == [["torch.bfloat16"], "torch.float32"]
+    assert calls == 4 < more_calls
