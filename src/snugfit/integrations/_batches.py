@@ -122,8 +122,8 @@ class DividedBatches:
 
 
 def divided(loader: DataLoader[Any]) -> tuple[DataLoader[Any], DividedBatches]:
-    """A loader like this one, and its batches, which are whole until ``parts`` is set."""
+    """A loader like this one, of its class and with its sampler, and its batches, whole until ``parts`` is set."""
     batches = DividedBatches(loader.batch_sampler, batch_size_of(loader))
-    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
-    kept = {name: getattr(loader, name) for name in (*names, "generator", "prefetch_factor", "persistent_workers")}
-    return DataLoader(loader.dataset, batch_sampler=batches, **kept), batches  # type: ignore[arg-type]
+    made = copy(loader)
+    vars(made).update(batch_sampler=batches, _iterator=None)  # a loader lets nobody set its batch sampler
+    return made, batches

@@ -97,9 +97,13 @@ class MemoryBudget:
         return LibraryStep(self._model, [self._optimizer], passes, self._recomputation, bytes_of(batch))
 
     def _lowered(self, run: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """A forward pass in the accelerator's precision, with outputs in float32, as ``prepare`` makes a model's."""
+        """A forward pass of images (B, ...) in the accelerator's precision, whose outputs (B, ...) are float32.
+
+        That is what ``prepare`` makes of a model's.
+        """
 
         def forward(images: Tensor) -> Tensor:
+            """Images (B, ...) to outputs (B, ...)."""
             with self._accelerator.autocast():
                 outputs = run(images)
             return outputs.float()

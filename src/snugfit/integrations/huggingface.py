@@ -60,6 +60,11 @@ class MemoryBudget(transformers.TrainerCallback):
         self.budget = LoopBudget(memory)
         whole = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
         plan = self.budget.plan(trainer.model, lambda: _step(trainer, whole), whole)
+        if arguments.dataloader_drop_last and plan.micro_batches > 1:
+            raise UsageError(
+                "dataloader_drop_last drops part of a micro-batch where batches are divided; leave it out, and the "
+                "images of the last batch out of the data."
+            )
         arguments.per_device_train_batch_size = trainer._train_batch_size = plan.micro_batch
         arguments.gradient_accumulation_steps = plan.micro_batches
         arguments.per_device_eval_batch_size = min(arguments.per_device_eval_batch_size, plan.micro_batch)

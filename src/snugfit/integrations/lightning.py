@@ -5,6 +5,7 @@ It divides the batches of loaders, and sets ``accumulate_grad_batches`` accordin
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,7 +34,7 @@ torchmetrics: Any = require("torchmetrics", INSTALL)
 __all__ = ["MemoryBudget"]
 
 COUNTING = ("accumulate_grad_batches", "limit_train_batches", "val_check_interval", "limit_val_batches")
-"""Settings of a trainer that count batches, if they are whole numbers; micro-batches while it fits."""
+"""Settings of a trainer that count batches, or are shares of them; they count micro-batches while it fits."""
 
 
 class MemoryBudget(pl.Callback):
@@ -64,7 +65,8 @@ class MemoryBudget(pl.Callback):
         self._network = network
         self._loaders: list[tuple[DataLoader[Any], DividedBatches]] = []
         self._recomputation: Any = None
-        self._before: dict[str, int] = {}
+        self._before: dict[str, Any] = {}
+        self._frequencies: list[tuple[Any, int]] = []
 
     def loader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         """The same loader: those that ``fit`` is given are divided when it starts. Until 0.2 this was necessary."""
@@ -74,18 +76,38 @@ class MemoryBudget(pl.Callback):
         """Plan, set Lightning's accumulation, and enforce the budget."""
         if not pl_module.automatic_optimization or trainer.world_size > 1:
             raise UsageError("MemoryBudget plans automatic optimization on one device; use snugfit.fit for a loop.")
+        for name in ("overfit_batches", "reload_dataloaders_every_n_epochs"):
+            if getattr(trainer, name):
+                raise UsageError(f"MemoryBudget divides the batches of loaders that stay; leave {name} out.")
         self._loaders = list(_divided_loaders(trainer))
         loader, batches = self._loaders[0]
         plan = self.budget.plan(pl_module, lambda: self._step(trainer, pl_module, loader), batches.whole)
         for _, each in self._loaders:
             each.parts = -(-each.whole // plan.micro_batch)
-        self._before = {name: getattr(trainer, name) for name in COUNTING if isinstance(getattr(trainer, name), int)}
-        for name, count in self._before.items():
-            setattr(trainer, name, count * self._parts_of(name, plan.micro_batches))
+        self._before = {name: getattr(trainer, name) for name in COUNTING}
+        for name, value in self._before.items():
+            if (count := self._whole_batches(name, value)) is not None:
+                setattr(trainer, name, count * self._parts_of(name, plan.micro_batches))
+        self._frequencies = [(each, each.frequency) for each in trainer.lr_scheduler_configs if each.interval == "step"]
+        for each, frequency in self._frequencies:
+            each.frequency = frequency * plan.micro_batches
         _forget_loaders(trainer)
         self._recomputation.use(plan.recomputation)
         self._first_step = trainer.global_step
         self.budget.start()
+
+    def _whole_batches(self, setting: str, value: float | None) -> int | None:
+        """Whole batches that a setting counts, itself or as a share of a loader; None if it is all of them or unset."""
+        if not isinstance(value, float):
+            return value
+        loaders = self._loaders[1:] if setting == "limit_val_batches" else self._loaders[:1]
+        if value == 1.0 or not loaders:
+            return None
+        batches = len(loaders[0][1].batches)
+        if setting == "val_check_interval":  # a share of the batches that train
+            limit = self._before["limit_train_batches"]
+            batches = min(limit, batches) if isinstance(limit, int) else int(batches * limit)
+        return int(batches * value)
 
     def _parts_of(self, setting: str, trained: int) -> int:
         """Parts of a batch that a setting counts: of training, or of the first loader of validation, if it is known."""
@@ -99,7 +121,7 @@ class MemoryBudget(pl.Callback):
 
         def passes(images: int) -> None:
             with _logging_nothing(module):
-                found = trainer.strategy.training_step(first_of(batch, images), 0)
+                found = _training_step(trainer, module, first_of(batch, images))
                 (found["loss"] if isinstance(found, dict) else found).backward()
 
         return LibraryStep(module, trainer.optimizers, passes, self._recomputation, bytes_of(batch))
@@ -134,8 +156,10 @@ class MemoryBudget(pl.Callback):
 
     def _close(self, trainer: Any) -> None:
         self.budget.close()
-        for name, count in self._before.items():
-            setattr(trainer, name, count)
+        for name, value in self._before.items():
+            setattr(trainer, name, value)
+        for each, frequency in self._frequencies:
+            each.frequency = frequency
         for _, batches in self._loaders:
             batches.parts = 1
         _forget_loaders(trainer)
@@ -157,6 +181,15 @@ def _divided_loaders(trainer: Any) -> Iterator[tuple[DataLoader[Any], DividedBat
             yield loader, batches
         elif loop is trainer.fit_loop:
             raise UsageError(f"MemoryBudget divides the batches of one DataLoader, not of {type(loader).__name__}.")
+
+
+def _training_step(trainer: Any, module: Any, batch: Any) -> Any:
+    """What a module's step returns for a batch (B, ...), which passes the hooks that Lightning calls on its way."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = module.on_before_batch_transfer(batch, 0)
+    batch = trainer.strategy.batch_to_device(batch, module.device, 0)
+    takes_index = len(inspect.signature(module.training_step).parameters) > 1
+    return trainer.strategy.training_step(batch, *[0] * takes_index)
 
 
 def _forget_loaders(trainer: Any) -> None:

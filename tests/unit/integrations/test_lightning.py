@@ -5,6 +5,8 @@ import sys
 import pytest
 from impossible_budgets import refusal
 
+from snugfit.errors import UsageError
+
 pytest.importorskip("lightning.pytorch")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nothing is enforced here")
 
@@ -138,6 +140,38 @@ def estimating():
     return {"seen": sum(seen), "steps": trainer.global_step, "expected": [*expected, again], "parts": len(seen)}
 
 
+def counting():
+    """Steps and learning rates with settings that are shares of an epoch, or count batches; and with other steps."""
+    from functools import partial
+
+    import torch
+
+    import snugfit
+    from snugfit.integrations.lightning import MemoryBudget
+
+    trainer_of()  # what it imports is at rest
+    snugfit.prepare_process(1)
+    found = []
+    for memory in (None, "35MB"):
+        module, validated = module_of(), []
+        module.training_step = partial(lambda step, batch: step(batch, 0), module.training_step)  # without an index
+        module.on_after_batch_transfer = lambda batch, index: (batch[0] / 2, batch[1])
+        module.on_validation_start = lambda module=module, seen=validated: seen.append(module.trainer.global_step)
+        scheduler = {"interval": "step", "frequency": 2}
+
+        def configure_optimizers(module=module, scheduler=scheduler):
+            optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+            return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), **scheduler}]
+
+        module.configure_optimizers = configure_optimizers
+        callbacks = [MemoryBudget(memory)] if memory else []
+        trainer = trainer_of(*callbacks, limit_train_batches=0.75, val_check_interval=0.5, num_sanity_val_steps=0)
+        trainer.fit(module, loader_of(256, 32), loader_of(32, 32))
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        found.append([trainer.global_step, rate, validated, trainer.limit_train_batches])
+    return found, callbacks[0].budget.record.micro_batches
+
+
 def crowded():
     """A loop that keeps memory is refused it; the error says so, and the limit is lifted."""
     import resource
@@ -200,6 +234,20 @@ def test_all_images_are_seen_if_the_number_of_steps_is_asked_for_first(fresh_pro
     found = fresh_process(estimating, helpers=HELPERS)["estimating"]
     assert found["seen"] == 128 and found["parts"] > 4
     assert found["expected"] == [4, 4] and found["steps"] == 4
+
+
+def test_shares_of_an_epoch_and_schedules_count_whole_batches(fresh_process):
+    (plain, budgeted), parts = fresh_process(counting, helpers=HELPERS)["counting"]
+    assert parts > 1 and plain == budgeted
+    assert plain[:3] == [12, 2**-6, [3, 6, 9, 12]]
+
+
+@pytest.mark.parametrize("option", ["overfit_batches", "reload_dataloaders_every_n_epochs"])
+def test_loaders_that_are_made_anew_are_refused(option):
+    from snugfit.integrations.lightning import MemoryBudget
+
+    with pytest.raises(UsageError, match=f"leave {option} out"):
+        trainer_of(MemoryBudget("1GB"), **{option: 1}).fit(module_of(), loader_of(64, 32))
 
 
 def test_memory_that_the_loop_keeps_is_refused(fresh_process):

@@ -50,6 +50,27 @@ def test_what_a_loader_does_besides_is_kept():
     assert made.generator is generator and made.collate_fn is list and made.dataset is whole.dataset
 
 
+class Negating(DataLoader):
+    """Changes the batches on their way, by an attribute of its own."""
+
+    sign = -1
+
+    def __iter__(self):
+        return (self.sign * batch[0] for batch in super().__iter__())
+
+
+def test_a_loader_keeps_its_class_and_its_sampler():
+    loader = Negating(TensorDataset(torch.arange(8)), batch_size=4, shuffle=True)
+    loader.sign = -2
+    made, batches = divided(loader)
+    batches.parts = 2
+    assert made.sampler is loader.sampler
+    parts = list(made)
+    assert [len(each) for each in parts] == [2, 2, 2, 2]
+    assert sorted(torch.cat(parts).tolist()) == [-2 * value for value in range(7, -1, -1)]
+    assert [len(each) for each in loader] == [4, 4]
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(range(4))
