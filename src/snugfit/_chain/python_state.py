@@ -63,7 +63,7 @@ def _undoing(value: Any) -> Callable[[], object]:
     """What gives an attribute's value, a tensor of any shape or a container, its content of now."""
     if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and not value.is_inference():
         content = value.detach().clone()
-        return lambda: value.detach().copy_(content)
+        return lambda: None if torch.equal(value, content) else value.detach().copy_(content)
     if isinstance(value, (dict, list, deque, set)):
         items = copy.copy(value)
 

@@ -14,6 +14,7 @@ from torch import nn
 from snugfit import _data as datasets
 from snugfit import _models as models
 from snugfit._chain import Chain, UnitStore, initialise_by_reset, release, spill_module
+from snugfit._chain.propagation import needs_values, run_on_meta
 from snugfit._core.amounts import height_and_width
 from snugfit._core.known import check_shape, check_strategies
 from snugfit._core.option_groups import FROM_PYTHON
@@ -37,7 +38,7 @@ from snugfit._training.own_optimizer import OwnOptimizer
 from snugfit._training.own_parts import FUNCTIONS, OwnParts
 from snugfit._training.seeding import derive_seed
 from snugfit._training.strategy import Strategy, TrainingData
-from snugfit.errors import DataError, ModelError, UsageError
+from snugfit.errors import DataError, ModelError, UsageError, is_out_of_memory
 from snugfit.memory.process import library_import
 
 _DEFAULTS = {
@@ -233,7 +234,8 @@ def assemble(
     else:
         module = module_of(module, derive_seed(request.training.seed, "weights"))
         name = type(module).__name__
-        _require_float32(module, name)
+        if not splits.inputs:
+            _require_float32(module, name, shape)
         chain = on_meta(Chain.from_any_module(module, shape, name, splits.inputs))
     chain.loss = own.loss
     facts = rules_of(request.data.task).facts(request, chain, splits)
@@ -309,14 +311,22 @@ def require_optimizer_name(given: object, names: str, otherwise: str) -> None:
         raise UsageError(f"optimizer= takes {names}, not {kind}: gradients are applied one by one. {otherwise}")
 
 
-def _require_float32(module: nn.Module, name: str) -> None:
-    """Refuse a module with weights of another type, raising ModelError; images are float32."""
+def _require_float32(module: nn.Module, name: str, shape: tuple[int, ...]) -> None:
+    """Refuse a module with weights of another type that does not convert images (B, *shape), by a ModelError."""
     types = {each.dtype for each in module.parameters() if each.is_floating_point()} - {torch.float32}
-    if types:
-        raise ModelError(
-            f"{name} has weights in {str(types.pop()).removeprefix('torch.')}; pass it in float32, as model.float(). "
-            "precision= and weight_dtype= choose what training computes in and stores."
-        )
+    if not types:
+        return
+    try:
+        run_on_meta(module, shape, False, lambda images: module(images.float()))
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        if not needs_values(error):
+            raise ModelError(
+                f"{name} has weights in {str(types.pop()).removeprefix('torch.')}, and does not run on images in "
+                "float32; pass it in float32, as model.float(). precision= and weight_dtype= choose what training "
+                "computes in and stores."
+            ) from error
 
 
 def optimizer_of(request: Request) -> OptimizerSettings:

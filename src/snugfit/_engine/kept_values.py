@@ -40,6 +40,8 @@ def values_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
 def _parts_of(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """Views (n,) of the values of tensors of any shapes, in the order of their memory."""
     for each in tensors:
+        if not each.numel():
+            continue
         values = each.detach()
         last = sum((size - 1) * stride for size, stride in zip(each.shape, each.stride(), strict=True))
         if last + 1 == each.numel():  # nothing lies between, in whatever order of axes

@@ -5,7 +5,7 @@
 >>> network = fx.symbolic_trace(nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)))
 >>> memory = analytic_activation_memory(network, (1, 8, 8), {"3.weight", "3.bias"}, batch=4)
 >>> memory.peak_bytes  # of an image's activations, in the block that needs most
-0
+1408
 
 ``examples/own_loop_with_selection.py`` times the tensors of a network with it.
 """

@@ -117,6 +117,7 @@ def test_an_optimizer_with_a_rate_of_its_own_changes_no_weight(layout):
 
 def test_values_come_back_to_any_layout_and_type():
     tensors = [torch.randn(3, 4, 5, 6), torch.randn(8, 6).bfloat16().t(), torch.randn(4, 6)[:, ::2], torch.tensor(2.0)]
+    tensors.append(torch.empty(0, 3))
     before = [each.clone() for each in tensors]
     with pytest.raises(RuntimeError, match="failed"), values_kept(tensors):
         for each in tensors:
