@@ -367,8 +367,7 @@ def fit(
     resting = baseline(None, device)
     meter = make_meter(resting, device)  # its thread begins before memory is limited
     with MemoryLimit(int(parse_bytes(chosen.memory)), resting, device) as limit:
-        state = restored(loss_function) if isinstance(loss_function, nn.Module) else nullcontext()
-        with planning(chosen.batch_size, limit), state:
+        with planning(chosen.batch_size, limit), restored(loss_function):
             step = _planned(model, loss_function, example, chosen, limit, meter)
         try:
             release_memory()

@@ -43,12 +43,15 @@ def attributes_kept(module: nn.Module) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def restored(module: nn.Module) -> Iterator[None]:
+def restored(module: object) -> Iterator[None]:
     """Give all layers of a module their attributes, buffers and containers of Python back as they were.
 
-    Tensors are copied that are buffers or attributes; of containers only which items they hold is restored. Parameters
-    are not copied.
+    Buffers and attributes that are tensors are copied; containers get back the items that they held. Parameters are not
+    copied. Of a function, or anything else that is no module, nothing is restored.
     """
+    if not isinstance(module, nn.Module):
+        yield
+        return
     undo = [_undoing(value) for layer in module.modules() for value in vars(layer).values()]
     undo += [_undoing(buffer) for buffer in module.buffers()]
     try:
@@ -60,7 +63,7 @@ def restored(module: nn.Module) -> Iterator[None]:
 
 
 def _undoing(value: Any) -> Callable[[], object]:
-    """What gives an attribute's value, a tensor of any shape or a container, its content of now."""
+    """A function that gives a tensor of any shape, or a container, the content that it has now."""
     if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and not value.is_inference():
         content = value.detach().clone()
         return lambda: None if torch.equal(value, content) else value.detach().copy_(content)

@@ -99,7 +99,7 @@ class LoopPlan:
     def freed_memory(self, meter: PeakMeter, limit: MemoryLimit, observed: int = OBSERVED_STEPS) -> FreedMemory:
         """What keeps freed memory below the predicted peak, after ``observed`` steps that keep none; never on a GPU.
 
-        It checks layers in every step: where a library validates between steps, peaks grew by 3.1.
+        It checks layers in every step, since no bound of the growth is known where a library validates between steps.
         """
         freed = FreedMemory(meter, limit)
         allowed = fillable_bytes(self.predicted_bytes) if limit.device.type == "cpu" else 0

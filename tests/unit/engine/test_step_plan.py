@@ -397,6 +397,19 @@ def line_of(sample_bytes, seconds):
     return ProbeLine("", 0.0, float(sample_bytes), 0.0, 0.0, seconds)
 
 
+@pytest.mark.parametrize("plain", [48_000_000, 51_000_000, 56_000_000])
+def test_recomputation_is_measured_wherever_the_plain_step_does_not_fit(plain):
+    """Not only where it exceeds the budget without the safety that a prediction adds."""
+    model = small()
+    planner = StepPlanner(
+        step_of(model, torch.optim.SGD(model.parameters())), 8, MemoryLimit(60_000_000, Baseline(0, 0), CPU), None
+    )
+    line = ProbeLine("", plain, 0.0, 0.0, 0.0, 1.0, (ProbePoint(8, plain, 1.0),), shape_bytes=1e6)
+    fits = planner._fits(Profile((), {"": line}), line, 8)
+    assert planner._may_help({"": line}, 60_000_000) == (not fits)
+    assert fits == (plain == 48_000_000)
+
+
 @pytest.mark.parametrize(("second", "most"), [(90_000_000, 66_000_000), (48_000_000, 58_000_000)])
 def test_the_smallest_budget_holds_what_measuring_a_single_size_leaves(second, most):
     """What the process left, here 8 MB, counts for each of two new sizes, unless a second size can be measured, too."""

@@ -158,3 +158,24 @@ def test_a_search_for_batch_sizes_is_refused():
     trainer.args.auto_find_batch_size = True
     with pytest.raises(UsageError, match="without auto_find_batch_size"):
         MemoryBudget(trainer, "1GB")
+
+
+def dropping():
+    import snugfit
+    from snugfit.errors import UsageError
+    from snugfit.integrations.huggingface import MemoryBudget
+
+    trainer_of()  # what it imports is at rest
+    snugfit.prepare_process(1)
+    trainer = trainer_of()
+    trainer.args.dataloader_drop_last = True
+    MemoryBudget(trainer, "1GB").close()
+    try:
+        MemoryBudget(trainer, "35MB")
+    except UsageError as error:
+        return str(error)
+
+
+def test_a_dropped_last_batch_is_refused_where_batches_are_divided(fresh_process):
+    found = fresh_process(dropping, helpers=(trainer_of,))["dropping"]
+    assert "dataloader_drop_last drops part of a micro-batch" in found

@@ -16,6 +16,7 @@ from snugfit._training.events import Notice, RunDone
 from snugfit._training.finalize import FinalEvaluation, Outcome, evaluate_model, make_record
 from snugfit._training.strategy import TrainingData
 from snugfit._training.task import Score
+from snugfit.strategies.full_network import validate
 
 
 def data(test=True):
@@ -55,6 +56,18 @@ def test_a_refused_batch_is_halved_and_counted_once(tmp_path, error):
     assert found == FinalEvaluation(0.5, pytest.approx(2 / 3), 1.0, [[2, 0], [1, 0]])
     assert sizes == [4, 2, 2, 3, 2, 1]
     assert events[0] == Notice("evaluation: 4 images at once were refused memory; going on with 2")
+
+
+def test_validation_after_an_epoch_is_halved_too(tmp_path):
+    def three_at_most(inputs):
+        if len(inputs) > 3:
+            raise MemoryError("out of memory")
+        return always_even(inputs)
+
+    events = []
+    phase = replace(PHASE, batch_size=4)
+    assert validate(three_at_most, data(), make_run(tmp_path, [events.append]), phase) == 0.5
+    assert events == [Notice("evaluation: 4 images at once were refused memory; going on with 2")]
 
 
 def test_one_image_that_is_refused_is_an_error(tmp_path):
